@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import MQTemplateError, RequestTimeoutError
 
 T = TypeVar("T")
 
@@ -47,10 +47,12 @@ class BackgroundCache:
 
     Args:
         in_background: False: values are read by the caller, each time. For a virtual clock.
+        max_wait_s: Time for the first read of a value that a page cannot do without.
     """
 
-    def __init__(self, *, in_background: bool = True) -> None:
+    def __init__(self, *, in_background: bool = True, max_wait_s: float = 30.0) -> None:
         self._in_background = in_background
+        self._max_wait_s = max_wait_s
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
 
@@ -68,6 +70,21 @@ class BackgroundCache:
         if entry.error is not None:
             raise entry.error
         return Cached(entry.value, time.monotonic() - entry.at_s)
+
+    def needed(self, key: str, read: Callable[[], T]) -> T:
+        """Return the value of a key.
+
+        Raises:
+            RequestTimeoutError: It was never read, and reading takes too long.
+            MQTemplateError: The last read raised it.
+        """
+        cached = self.get(key, read, self._max_wait_s)
+        if cached is None:
+            raise RequestTimeoutError(
+                f"reading the {key} of the broker takes longer than {self._max_wait_s:g} s and goes on in the "
+                "background: load this page again"
+            )
+        return cached.value
 
     def clear(self) -> None:
         """Forget all values: after a change."""

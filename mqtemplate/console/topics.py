@@ -15,8 +15,6 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 T = TypeVar("T")
 
-_WAIT_S = 30.0
-
 
 def topics(site: Site, call: Call) -> HttpResponse:
     """Return the list, or one topic."""
@@ -31,14 +29,13 @@ def topics(site: Site, call: Call) -> HttpResponse:
 
 
 def _cached(site: Site, key: str, read: Callable[[BrokerAccess], list[T]]) -> list[T]:
-    """Return a list that may be some seconds old; empty if reading it takes too long."""
+    """Return a list that may be some seconds old."""
 
     def read_all() -> list[T]:
         with site.reading() as access:
             return read(access)
 
-    cached = site.cache.get(key, read_all, _WAIT_S)
-    return [] if cached is None else cached.value
+    return site.cache.needed(key, read_all)
 
 
 def _topic(site: Site, call: Call, name: str) -> HttpResponse:

@@ -87,7 +87,7 @@ class SentBack:
         return copy
 
 
-def send_back_of(
+def sent_back_message(
     spec: ConsumerSpec,
     message: MessageExt,
     delay_level: int = 0,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
-from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, send_back_of
+from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, sent_back_message
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
 from mqtemplate.engine.topics import TopicRoutes
@@ -319,7 +319,7 @@ class EmbeddedConsumer(Consumer):
         delay_ms: int | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        self._send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
+        self._send_back(sent_back_message(self.spec, message, delay_level, delay_ms, properties))
 
 
 class CommittedOffsets:

@@ -14,7 +14,7 @@ from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
 from mqtemplate.console.changes import default_audit_path
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
 from mqtemplate.console.messages import _MAX_STREAMS, events
-from mqtemplate.errors import BrokerError, MQTemplateError
+from mqtemplate.errors import BrokerError, MQTemplateError, RequestTimeoutError
 from mqtemplate.message import Message
 from tests.console.pages import SCRIPT, Shop
 from tests.waiting import eventually
@@ -63,6 +63,19 @@ def test_the_first_reader_waits_only_as_long_as_it_wants() -> None:
 
     assert early is None
     assert late.value is True
+
+
+def test_a_list_that_takes_long_to_read_is_not_shown_as_empty() -> None:
+    cache, may_end = BackgroundCache(max_wait_s=0), Event()
+
+    with pytest.raises(RequestTimeoutError) as caught:
+        cache.needed("topics", lambda: may_end.wait(60))
+    may_end.set()
+
+    assert str(caught.value) == (
+        "reading the topics of the broker takes longer than 0 s and goes on in the background: load this page again"
+    )
+    assert eventually(lambda: cache.get("topics", lambda: False, 1.0), "the topics are read").value is True
 
 
 def test_an_error_of_a_read_reaches_its_readers() -> None:

@@ -26,7 +26,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.process_queue import ProcessQueues
 from mqtemplate.listener.failures.failure import Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.failures.policy import FailurePolicy, SendBack
+from mqtemplate.listener.failures.policy import FailurePolicy, FailureSender
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.message import MessageExt, MessageQueue
@@ -187,7 +187,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._is_batch = self.endpoint.plan.is_batch
         # Single messages one at a time: else a thread could not stop between two of them when the listener is paused.
         self._take_size = self.endpoint.take_size if self._is_batch else 1
-        self._send_back = SendBack(self.endpoint.id, self.consumer, self.clock)
+        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
         self._watchdog: Watchdog[_Work] = Watchdog(self.endpoint.settings.consume_timeout_ms, self.clock)
         self._ready: deque[_Item] = deque()
         self._delayed: list[tuple[int, int, _Item]] = []  # a heap: due time, number, item

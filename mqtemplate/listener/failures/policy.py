@@ -157,7 +157,7 @@ def _show(delays_ms: Sequence[int]) -> str:
 _TO_DEAD_LETTERS = -1  # as a delay level
 
 
-class SendBack:
+class FailureSender:
     """Sender of retries and dead letters for one member of a group."""
 
     def __init__(self, listener: str, consumer: Consumer, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqtemplate.broker import Broker, ConsumerSpec
-from mqtemplate.engine.group_rules import SentBack, send_back_of
+from mqtemplate.engine.group_rules import SentBack, sent_back_message
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.failure_log import short_stack
@@ -82,7 +82,7 @@ class RedeliveryPlan:
                 other.unlink(missing_ok=True)
 
 
-SendBack = Callable[[Sequence[SentBack], SendSequence], None]
+SendBackRows = Callable[[Sequence[SentBack], SendSequence], None]
 """Function that sends messages back for a group, to the broker that stores them.
 
 The sequence numbers the messages; a broker in this process stores each number once.
@@ -103,7 +103,7 @@ class Redelivery:
     def __init__(
         self,
         broker: Broker,
-        send_back: SendBack,
+        send_back: SendBackRows,
         metrics: Metrics,
         listener: str,
         settings: SparkListenerSettings,
@@ -156,7 +156,7 @@ class Redelivery:
             self._send_back([self._sent_back(message, row, error) for message, row in messages], sequence.after(start))
 
     def _sent_back(self, message: MessageExt, row: FailedRow, error: Exception | None) -> SentBack:
-        sent_back = send_back_of(self._spec, message, -1 if row.is_dead else 0, row.delay_ms)
+        sent_back = sent_back_message(self._spec, message, -1 if row.is_dead else 0, row.delay_ms)
         if not sent_back.is_dead:
             self.redelivered.add()
             return sent_back

@@ -19,7 +19,7 @@ from mqtemplate.errors import SparkError
 from mqtemplate.message import MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.spark.listening.batches import BatchMetrics
-from mqtemplate.spark.listening.redelivery import SendBack
+from mqtemplate.spark.listening.redelivery import SendBackRows
 from mqtemplate.spark.location.connection import commit_offsets, in_broker, location_of
 from mqtemplate.spark.location.local_server import LocalServer
 from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, BrokerLocation
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 
 
-def send_back_of(broker: Broker) -> SendBack:
+def send_back_rows(broker: Broker) -> SendBackRows:
     """Return the function that sends rows back, for a broker of this process or a client."""
     if location_of(broker).store is None:
         return partial(_request, cast("RemoteBroker", broker))
@@ -66,7 +66,7 @@ class SharedBroker(ABC):
 
     def __init__(self, broker: Broker, metrics: Metrics, location: BrokerLocation) -> None:
         self.broker, self.metrics, self._location = broker, metrics, location
-        self.send_back = send_back_of(broker)
+        self.send_back = send_back_rows(broker)
 
     @abstractmethod
     def start(self, retry_topic: str) -> None:

@@ -10,7 +10,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery, RedeliveryPlan
-from mqtemplate.spark.listening.shared_broker import send_back_of
+from mqtemplate.spark.listening.shared_broker import send_back_rows
 from mqtemplate.testing import Harness, messages_in
 from tests.spark.listening.listeners import resolved
 
@@ -28,7 +28,7 @@ def filled(broker: EmbeddedBroker, count: int) -> list[FailedRow]:
 
 def redelivery(broker: EmbeddedBroker, tmp_path: Path, max_redeliveries: int = 16) -> Redelivery:
     settings = resolved(max_redeliveries=max_redeliveries)
-    return Redelivery(broker, send_back_of(broker), broker.metrics, "by_region", settings, tmp_path / "checkpoint")
+    return Redelivery(broker, send_back_rows(broker), broker.metrics, "by_region", settings, tmp_path / "checkpoint")
 
 
 def delivered(broker: EmbeddedBroker, topic: str, wait: str = "3h") -> list[MessageExt]:

@@ -20,7 +20,7 @@ from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import OffsetStore, StartOffsets
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
-from mqtemplate.engine.group_rules import allocate_averagely, send_back_of, sort_client_ids
+from mqtemplate.engine.group_rules import allocate_averagely, sent_back_message, sort_client_ids
 from mqtemplate.errors import BrokerClosedError, BrokerError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue
@@ -282,7 +282,7 @@ class RemoteConsumer(Consumer):
         delay_ms: int | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        self.retry_sender.send_back(send_back_of(self.spec, message, delay_level, delay_ms, properties))
+        self.retry_sender.send_back(sent_back_message(self.spec, message, delay_level, delay_ms, properties))
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
         """Continue at other offsets, by request of an administrator."""
