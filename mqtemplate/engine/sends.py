@@ -136,8 +136,8 @@ class MessageWriter:
         return self.store(draft, unique_id, message.topic, queue_id)
 
     def send_batch(self, messages: Sequence[Message], queue_id: int) -> StoredSend:
-        """Store messages of one topic: all of them or none."""
-        topic, now_ms = _batch_topic(messages), self._store.clock.now_ms()
+        """Store one message or more of one topic: all of them or none."""
+        topic, now_ms = messages[0].topic, self._store.clock.now_ms()
         uniform = self._drafts.make_uniform(messages, queue_id, now_ms)
         if uniform is not None:
             return self.store_uniform(uniform)
