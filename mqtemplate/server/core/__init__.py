@@ -1,0 +1,1 @@
+"""Work of the requests of clients, in any protocol: without its connections, requests and responses."""
