@@ -208,10 +208,7 @@ class BrokerServer(Generic[EngineT]):
         self._remoting_settings = remoting or RemotingServerSettings()
         self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
-        self.remoting.on_close(lambda connection: self.locks.forget(connection.id))
-        self.remoting.on_close(lambda connection: self.clients.forget(connection.id))
-        self.remoting.on_close(lambda connection: self.hold.forget(connection.id))
-        self.remoting.on_close(lambda connection: access.client_ids.forget(connection.id))
+        self.remoting.on_close(lambda connection: core.forget(connection.id))
         if parts.fast_path is not None:
             self.remoting.use_pipelines(parts.fast_path.pipeline)
         self.processors = register(self.remoting, *parts.client_processors)

@@ -1,1 +1,1 @@
-"""Work of the requests of clients, in any protocol: without its connections, requests and responses."""
+"""Sends, ends of transactions, locks and registrations of clients, without connections and commands of a protocol."""

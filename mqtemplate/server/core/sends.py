@@ -39,7 +39,8 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC, DLQ_TOPIC_PREFIX, RETRY_TOPIC_P
 _pack_host = lru_cache(maxsize=65_536)(pack_host)
 
 
-class ClientSend(NamedTuple):
+@dataclass(slots=True)  # frozen it would take three times as long to make, a tuple twice as long (measured)
+class ClientSend:
     """One message of a client, or a batch, to store.
 
     Attributes:

@@ -30,6 +30,7 @@ class ServerCore:
         fast_path: See `BrokerServer`.
 
     Attributes:
+        access: The *access* of the arguments. It binds client IDs to accounts.
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
         limits: What clients may hold and create.
@@ -49,6 +50,7 @@ class ServerCore:
         self, engine: Engine, settings: BrokerServerSettings, access: AccessControl, *, fast_path: bool = True
     ) -> None:
         clock, store = engine.clock, engine.store
+        self.access = access
         self.topics = topics = TopicConfigs(engine, settings)
         self.groups = groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
@@ -75,3 +77,10 @@ class ServerCore:
         self.recalls = ClientRecalls(engine, topics, settings)
         self.registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)
         self.queue_locks = ClientLocks(locks)
+
+    def forget(self, connection: int) -> None:
+        """Release what the clients of a closed connection hold. The server of each protocol calls it."""
+        self.lock_table.forget(connection)
+        self.hold.forget(connection)
+        self.access.client_ids.forget(connection)
+        self.clients.forget(connection)  # the last: it notifies other clients, which may fail

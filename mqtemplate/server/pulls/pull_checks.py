@@ -54,7 +54,8 @@ def _selector_of(expression_type: str | None, expression: str) -> Selector | Non
     return None if selector.selects_all else selector
 
 
-class ClientPull(NamedTuple):
+@dataclass(slots=True)  # frozen it would take three times as long to make (measured)
+class ClientPull:
     """The messages that a client requests of one queue, in any protocol.
 
     Attributes:

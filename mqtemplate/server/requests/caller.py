@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 from mqtemplate.engine.clients import Owner
 from mqtemplate.message import HostAddress
@@ -25,7 +26,8 @@ class CallerConnection(Protocol):
         """True until the connection is closed by either side."""
 
 
-class Caller(NamedTuple):
+@dataclass(slots=True)  # frozen it would take three times as long to make (measured)
+class Caller:
     """The client that sent a request. The server of each protocol makes it once, where it reads the request.
 
     Attributes:

@@ -273,6 +273,29 @@ def test_a_client_id_belongs_to_the_account_that_used_it_first(broker: EmbeddedB
     access.bind_client(reader, "client@1")
 
 
+def test_a_closed_connection_holds_nothing(broker: EmbeddedBroker) -> None:
+    """A server of any protocol says once that a connection is closed."""
+    core = core_of(broker, AclSettings(accounts=(SHOP, READER)))
+    channel, other = PlainChannel(1, "shop-owner"), PlainChannel(2, "billing-reader").caller()
+    caller, queue = channel.caller(), MessageQueue("orders", "broker-a", 0)
+    core.sends.store(a_send(caller=caller))
+    core.access.bind_client(caller, "client@1")
+    core.registration.register(channel, ["shop"], [], without_sub=False)
+    core.queue_locks.lock(caller, "billing", "client@1", [queue])
+    query = core.checks.query(ClientPull("billing", "orders", 0, 32), None)
+    core.hold.hold(HeldPull(caller, lambda found: None, query, 1, 1, deadline_ms=0))
+
+    core.forget(channel.id)
+
+    assert (core.clients.producers("shop"), len(core.hold), len(core.limits.locks), len(core.limits.groups)) == (
+        [],
+        0,
+        0,
+        0,
+    )
+    core.access.bind_client(other, "client@1")
+
+
 def test_a_queue_is_locked_for_one_client_while_its_connection_is_open(core: ServerCore) -> None:
     queue = MessageQueue("orders", "broker-a", 0)
     first, second, closed = PlainChannel(1), PlainChannel(2), PlainChannel(3)
