@@ -10,6 +10,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.checkers import TransactionCheck
+from mqtemplate.engine.clients import GroupChanged
 from mqtemplate.engine.delayed import NotRecallableError
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence, parse_offset_msg_id
@@ -29,6 +30,7 @@ from mqtemplate.server.pulls.pull_hold import HeldPull
 from mqtemplate.server.pulls.raw_reader import RawPull
 from mqtemplate.server.requests.caller import Caller
 from mqtemplate.server.requests.refusal import RefusedError, code_of_error
+from mqtemplate.server.state.remote_clients import RemoteClients
 from tests.server.core.callers import PlainChannel
 from tests.server.serving import subscription
 
@@ -219,8 +221,10 @@ def test_recalls_can_be_disabled(broker: EmbeddedBroker) -> None:
 # --- connected clients --------------------------------------------------------------------------------
 
 
-def test_a_client_registers_and_is_told_of_the_next_member(core: ServerCore) -> None:
-    core.clients.on_members_changed(lambda info: [each.tell(info.group) for each in info.channels.values()])  # type: ignore[arg-type, func-returns-value]
+def test_a_client_registers_and_is_told_of_the_next_member(broker: EmbeddedBroker, core: ServerCore) -> None:
+    """`RemoteClients` notifies the members, over the channels of any protocol."""
+    remote = RemoteClients(broker.engine, core.clients, core.groups, core.access, core.peer_log)
+    core.clients.on_members_changed(remote.notify_members)
     first, second = PlainChannel(1), PlainChannel(2)
     consumer = ConsumerData(group_name="billing", subscription_data_set=[subscription("orders", "paid")])
 
@@ -232,7 +236,8 @@ def test_a_client_registers_and_is_told_of_the_next_member(core: ServerCore) -> 
     assert found is not None
     assert found.sub_string == "paid"
     assert core.clients.consumers["billing"].client_ids() == ["client@1", "client@2"]
-    assert (first.told, second.told) == (["billing", "billing"], ["billing"])
+    changed = GroupChanged("billing")
+    assert (first.told, second.told) == ([changed, changed], [changed])
     assert core.topics.table.has("%RETRY%billing")
 
 
@@ -246,19 +251,19 @@ def test_a_channel_that_closed_meanwhile_is_not_registered(core: ServerCore) -> 
     assert core.clients.consumers == {}
 
 
-def test_a_producer_is_told_to_end_its_transaction(broker: EmbeddedBroker, core: ServerCore) -> None:
-    """A notice has a value for each kind; the channel of a protocol encodes it."""
+def test_a_producer_is_asked_for_its_transaction(broker: EmbeddedBroker, core: ServerCore) -> None:
+    """The notice is a value; the channel of a protocol encodes it."""
     channel = PlainChannel(1)
+    remote = RemoteClients(broker.engine, core.clients, core.groups, core.access, core.peer_log)
     core.registration.register(channel, ["shop"], [], without_sub=False)
     core.sends.store(a_send(properties={"TRAN_MSG": "true", "PGROUP": "shop"}))
-
-    producer = core.clients.next_producer("shop")
-    assert producer is channel
     half = broker.engine.store.read_at(0)
     assert half is not None
-    producer.tell(TransactionCheck("shop", "orders", 0, half))
+    check = TransactionCheck("shop", "orders", 0, half)
 
-    assert [notice.group for notice in channel.told] == ["shop"]
+    remote.send_check(check)
+
+    assert channel.told == [check]
 
 
 def test_a_client_id_belongs_to_the_account_that_used_it_first(broker: EmbeddedBroker) -> None:
