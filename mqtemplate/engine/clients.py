@@ -137,6 +137,11 @@ class ClientChannel(Protocol):
         """Close the connection."""
 
 
+def owner_of(channel: ClientChannel) -> Owner:
+    """Return a client as limits count it."""
+    return Owner(channel.id, channel.remote_address.ip, channel.access_key)
+
+
 @dataclass(slots=True, eq=False)
 class _ConnectionGroups:
     """The groups of one connection.
@@ -385,8 +390,7 @@ class ClientRegistry:
     def _memberships_of(self, channel: ClientChannel) -> _ConnectionGroups:
         joined = self._memberships.get(channel.id)
         if joined is None:
-            owner = Owner(channel.id, channel.remote_address.ip, channel.access_key)
-            joined = self._memberships[channel.id] = _ConnectionGroups(owner)
+            joined = self._memberships[channel.id] = _ConnectionGroups(owner_of(channel))
         return joined
 
     def _count_consumer(self, data: ConsumerMember, channel: ClientChannel, *, without_sub: bool) -> None:

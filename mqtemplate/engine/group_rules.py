@@ -143,5 +143,5 @@ def _copy(message: MessageExt, topic: str) -> Message:
     if origin_topic is None or not is_retry:
         properties[Property.RETRY_TOPIC] = message.topic
         properties[Property.ORIGIN_MESSAGE_ID] = message.offset_msg_id
-    # Without an id the origin is one that a client named, which may not send to it: see `SendProcessor`.
+    # Without an id the origin is one that a client named, which may not send to it: see `AccessControl`.
     return Message(topic, message.body, properties, message.flag)

@@ -9,18 +9,19 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from mqtemplate.engine.clients import ClientExpiry, ClientRegistry
+from mqtemplate.engine.clients import ClientExpiry
 from mqtemplate.engine.engine import Engine, EngineOwner, engine_of
-from mqtemplate.engine.queue_locks import QueueLockTable
-from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings, TlsMode
 from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.callers import Callers
 from mqtemplate.server.acl.guard import AclGuard
 from mqtemplate.server.acl.settings import AclSettings
+from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import FastPath
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Traffic
@@ -37,17 +38,11 @@ from mqtemplate.server.processors.client import (
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
 from mqtemplate.server.processors.topic_admin import GroupAdmin, OffsetAdmin, TopicAdmin
-from mqtemplate.server.pulls.pull_checks import PullChecks, Subscriptions
-from mqtemplate.server.pulls.pull_hold import PullHold
-from mqtemplate.server.pulls.raw_reader import RawReader, ReadAhead
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.registration import register
-from mqtemplate.server.requests.response import problem_response
-from mqtemplate.server.state.groups import ClientCreations, ClientRegistration, SubscriptionGroupTable
-from mqtemplate.server.state.limits import ClientLimits
+from mqtemplate.server.requests.response import SendResponses, problem_response
 from mqtemplate.server.state.remote_clients import RemoteClients
 from mqtemplate.server.state.settings import BrokerServerSettings
-from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
@@ -61,14 +56,8 @@ class ServerAssembly:
         fast_path: See `BrokerServer`.
 
     Attributes:
-        topics: Topics in the types of the protocol, and for messages.
-        groups: Settings of the consumer groups.
-        limits: What clients may hold and create.
-        peer_log: Log of warnings about clients.
-        clients: Connected clients.
+        core: Carries out the requests of clients, in any protocol.
         remote_clients: Requests to the connected clients.
-        locks: Locks of queues for ordered consumers.
-        hold: Held pulls.
         deferred_work: Threads for requests that must not block the I/O thread.
         traffic: Samples of the counts.
         fast_path: Of sends and pulls; None if it is switched off.
@@ -87,50 +76,34 @@ class ServerAssembly:
     ) -> None:
         clock, store = engine.clock, engine.store
         self._engine, self._settings, self._boot_ms = engine, settings, clock.now_ms()
-        self.topics = topics = TopicConfigs(engine, settings)
-        self.groups = groups = SubscriptionGroupTable(
-            store.store_files, clock, auto_create=settings.auto_create_subscription_group
-        )
-        self.limits = limits = ClientLimits(
-            settings,
-            clock,
-            engine.metrics,
-            lambda: topics.table.count() - groups.count(),  # each group has a retry topic, which does not count
-            groups.count,
-            has_accounts=access.settings is not None,
-        )
-        creations = ClientCreations(topics, groups, limits)
-        self.peer_log = LimitedLog(get_logger("mqtemplate.server"), clock.steady_ms)
-        self.clients = ClientRegistry(clock, limits.groups, limits.subscriptions, self.peer_log)
-        self.remote_clients = RemoteClients(engine, self.clients, groups, access, self.peer_log)
-        self.clients.on_members_changed(self.remote_clients.notify_members)
+        self.core = core = ServerCore(engine, settings, access, fast_path=fast_path)
+        topics, creations = core.topics, core.creations
+        self.remote_clients = RemoteClients(engine, core.clients, core.groups, access, core.peer_log)
+        core.clients.on_members_changed(self.remote_clients.notify_members)
         topics.on_created(self.remote_clients.notify_topic_created)
-        subscriptions = Subscriptions(self.clients, settings)
-        self.locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)
-        self._raw = raw = RawReader(store, engine.queues, ReadAhead(store) if fast_path else None)
-        checks = PullChecks(engine, topics, groups, subscriptions, settings)
+        raw, checks, subscriptions = core.raw, core.checks, core.subscriptions
         self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
-        self.hold = PullHold(raw, clock, limits.pulls)
         self.deferred_work = work = DeferredWork(clock, heavy)
         self.traffic = Traffic(store, engine.offsets, clock)
         # --- processors of producers and consumers
-        self.send = SendProcessor(engine, settings, topics, creations, self.locks, access, work, fast_path=fast_path)
-        self.pull = PullProcessor(engine, settings, creations, checks, subscriptions, raw, self.hold, work)
-        self.send_back = SendBackProcessor(engine, topics, creations, access, work, self.peer_log)
-        self.sequenced = SequencedSendProcessor(engine, creations, access, settings.default_topic_queue_nums)
-        registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)
+        callers = Callers(has_accounts=access.settings is not None)
+        responses = SendResponses(settings.added_properties())
+        self.send = SendProcessor(store, callers, core.sends, responses, work)
+        self.pull = PullProcessor(engine, callers, settings, creations, checks, subscriptions, raw, core.hold, work)
+        self.send_back = SendBackProcessor(store, callers, core.send_backs, work)
+        self.sequenced = SequencedSendProcessor(store, callers, core.sequenced_sends)
         capabilities = announced_capabilities(engine, settings)
-        self.client = ClientProcessor(registration, access, work, subscriptions, capabilities)
-        self.offset = OffsetProcessor(engine, topics, creations, raw, work)
-        self.delayed = DelayedMessageProcessor(engine, settings)
+        self.client = ClientProcessor(core.registration, access, callers, work, subscriptions, capabilities)
+        self.offset = OffsetProcessor(engine, callers, topics, creations, raw, work)
+        self.delayed = DelayedMessageProcessor(engine, core.recalls)
         self.client_processors: Sequence[object] = (
             self.send,
             self.pull,
-            LockProcessor(self.locks, limits),
+            LockProcessor(callers, core.queue_locks),
             self.send_back,
             self.offset,
             self.client,
-            TransactionProcessor(engine, access, self.peer_log),
+            TransactionProcessor(store, callers, core.transaction_ends),
             ReplyProcessor(engine, self.remote_clients),
             self.delayed,
             RecordBlockProcessor(topics, raw),
@@ -143,16 +116,18 @@ class ServerAssembly:
         Args:
             address: Returns the address that clients connect to. The port may be chosen when the server starts.
         """
-        engine, offsets = self._engine, self._engine.offsets
-        statistics = QueueStatistics(self._raw, offsets, self.traffic, engine.name)
+        engine, settings, core = self._engine, self._settings, self.core
+        topics, groups, clients, raw = core.topics, core.groups, core.clients, core.raw
+        offsets = engine.offsets
+        statistics = QueueStatistics(raw, offsets, self.traffic, engine.name)
         return (
-            TopicAdmin(self.topics, statistics, self.clients, offsets),
-            GroupAdmin(self.groups, self.clients, offsets, engine.clock),
-            OffsetAdmin(offsets, self.topics, self.groups, self.clients, statistics),
-            BrokerAdminProcessor(engine, self._settings, self.topics, self.traffic, address, self._boot_ms),
-            QueryProcessor(engine, self._raw, self.clients),
-            RelayProcessor(self._raw, self.topics, self.clients),
-            RecallProcessor(engine, self.topics, self._settings),
+            TopicAdmin(topics, statistics, clients, offsets),
+            GroupAdmin(groups, clients, offsets, engine.clock),
+            OffsetAdmin(offsets, topics, groups, clients, statistics),
+            BrokerAdminProcessor(engine, settings, topics, self.traffic, address, self._boot_ms),
+            QueryProcessor(engine, raw, clients),
+            RelayProcessor(raw, topics, clients),
+            RecallProcessor(core.recalls, settings.region_id),
         )
 
 
@@ -190,6 +165,7 @@ class BrokerServer(Generic[EngineT]):
 
     Attributes:
         engine: The *engine* of the arguments.
+        core: Carries out the requests of clients; for a server of another protocol beside this one.
         topics: Topics in the types of the protocol.
         groups: Settings of the consumer groups.
         clients: Connected clients.
@@ -213,39 +189,37 @@ class BrokerServer(Generic[EngineT]):
         fast_path: bool = True,
     ) -> None:
         self.engine = engine
-        self._engine = core = engine_of(engine)
+        self._engine = served = engine_of(engine)
         self.settings = settings = settings or BrokerServerSettings()
-        clock = core.clock
+        clock = served.clock
         access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
-        self._parts = parts = ServerAssembly(core, settings, access, self._heavy, fast_path=fast_path)
-        self.topics, self.groups, self.clients = parts.topics, parts.groups, parts.clients
-        self.locks, self.hold, self.limits = parts.locks, parts.hold, parts.limits
+        self._parts = parts = ServerAssembly(served, settings, access, self._heavy, fast_path=fast_path)
+        self.core = core = parts.core
+        self.topics, self.groups, self.clients = core.topics, core.groups, core.clients
+        self.locks, self.hold, self.limits = core.lock_table, core.hold, core.limits
         self.name_server = NameServer(
-            parts.topics,
-            KVConfig(core.store.store_files),
-            RegisteredBrokers(core.name, clock, is_open=settings.broker_registration_enable),
+            core.topics,
+            KVConfig(served.store.store_files),
+            RegisteredBrokers(served.name, clock, is_open=settings.broker_registration_enable),
             lambda: str(self.address),
         )
         self._remoting_settings = remoting or RemotingServerSettings()
         self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
-        self.remoting.on_close(lambda connection: self.locks.forget(connection.id))
-        self.remoting.on_close(lambda connection: self.clients.forget(connection.id))
-        self.remoting.on_close(self.hold.forget)
-        self.remoting.on_close(access.client_ids.forget)
+        self.remoting.on_close(lambda connection: core.forget(connection.id))
         if parts.fast_path is not None:
             self.remoting.use_pipelines(parts.fast_path.pipeline)
         self.processors = register(self.remoting, *parts.client_processors)
         admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address)))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
-        logs = (parts.peer_log, parts.topics.peer_log, self.remoting.peer_log)
-        sweeps = (parts.locks.sweep, parts.limits.sweep, *(log.summarize for log in logs))
+        logs = (core.peer_log, core.topics.peer_log, self.remoting.peer_log)
+        sweeps = (core.lock_table.sweep, core.limits.sweep, *(log.summarize for log in logs))
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
-        core.metrics.add_collector(self._samples)
+        served.metrics.add_collector(self._samples)
 
     def _samples(self) -> list[MetricSample]:
         return [

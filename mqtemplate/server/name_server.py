@@ -20,8 +20,8 @@ from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode, 
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import admin as headers
 from mqtemplate.remoting.server import Processor, RemotingServer
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import answers, register
-from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.tables import format_errors, read_table, write_table

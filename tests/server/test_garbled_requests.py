@@ -68,8 +68,7 @@ def test_every_request_gets_a_response_or_is_held_or_is_one_way(serving: Serving
     responses = [each for each in (response, *connection.replies) if each is not None]
     assert responses or waits or request.is_one_way
     assert all(each.code == ResponseCode.SUCCESS or each.remark for each in responses)
-    serving.server.hold.forget(connection)  # type: ignore[arg-type]
-    serving.server.clients.forget(connection.id)
+    serving.server.core.forget(connection.id)
 
 
 @pytest.mark.parametrize("code", CODES)

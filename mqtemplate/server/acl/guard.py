@@ -83,7 +83,7 @@ class AclGuard:
         if reason is None:
             return None
         self._log_refusal(connection, request, reason)
-        return request.response(refusal_code(request), remark=reason)
+        return request.response(refusal_code(request.version), remark=reason)
 
     def _log_refusal(self, connection: Connection, request: RemotingCommand, reason: str) -> None:
         """Log a warning once for each connection and reason, ten in a minute: a refused client may retry for days."""

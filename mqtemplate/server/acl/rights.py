@@ -1,7 +1,7 @@
 """The right that each request needs, by request code.
 
 The needs follow from the names in a request. What else a request reaches (the topic of a record, the owner of a
-transaction) its processor checks with `AccessControl`. A code that is in no table needs an administrator, so a new
+transaction) the core checks with `AccessControl`. A code that is in no table needs an administrator, so a new
 request is never open by mistake. ``docs/request-rights.md`` shows the same table.
 
 Source: RocketMQ ``acl: PlainAccessValidator`` (ACL 1.0), ``auth`` (ACL 2.0).
@@ -18,27 +18,8 @@ from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, He
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.sequenced import read_queue_batches
-from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.acl.settings import Need, Right, group_need, topic_need
 from mqtemplate.server.requests.response import decode_handles
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_broker_topic
-
-
-class Need(NamedTuple):
-    """The right to one topic or group. If *right* has several bits, each of them suffices.
-
-    Attributes:
-        kind: ``topic`` or ``group``.
-        name: None: the right to all topics or groups.
-    """
-
-    kind: str
-    name: str | None
-    right: Right
-
-    def __str__(self) -> str:
-        return (
-            f"{self.right} on all {self.kind}s" if self.name is None else f"{self.right} on {self.kind} {self.name!r}"
-        )
 
 
 class RequestRights(NamedTuple):
@@ -51,19 +32,6 @@ class RequestRights(NamedTuple):
 
     text: str
     needs: Callable[[RemotingCommand], list[Need]]
-
-
-def topic_need(topic: str, right: Right) -> Need:
-    """Return the need of *right* on a topic. The retry and dead letter topics of a group need a right on the group."""
-    if not is_broker_topic(topic):
-        for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
-            if topic.startswith(prefix):
-                return _group(topic.removeprefix(prefix))
-    return Need("topic", topic, right)
-
-
-def _group(group: str) -> Need:
-    return Need("group", group, Right.SUB)
 
 
 def _field(request: RemotingCommand, name: str) -> str:
@@ -87,39 +55,39 @@ def _sequenced(request: RemotingCommand) -> list[Need]:
 
 
 def _group_field(name: str, text: str = "SUB on the group") -> RequestRights:
-    return RequestRights(text, lambda request: [_group(_field(request, name))])
+    return RequestRights(text, lambda request: [group_need(_field(request, name))])
 
 
 def _consumed(request: RemotingCommand) -> list[Need]:
-    return [_group(_field(request, "consumerGroup")), topic_need(_field(request, "topic"), Right.SUB)]
+    return [group_need(_field(request, "consumerGroup")), topic_need(_field(request, "topic"), Right.SUB)]
 
 
 def _ended(request: RemotingCommand) -> list[Need]:
-    """Clients of 4.9 do not name the topic. `TransactionProcessor` checks the topic of the half message."""
+    """Clients of 4.9 do not name the topic. `ClientTransactionEnds` checks the topic of the half message."""
     topic = request.ext_fields.get("topic")
     return [topic_need(topic, Right.PUB)] if topic else []
 
 
 def _unregistered(request: RemotingCommand) -> list[Need]:
     group = request.ext_fields.get("consumerGroup")
-    return [_group(group)] if group else []
+    return [group_need(group)] if group else []
 
 
 def _registered(request: RemotingCommand) -> list[Need]:
     needs = []
     for consumer in HeartbeatData.decode(request.body).consumer_data_set:
-        needs.append(_group(consumer.group_name))
+        needs.append(group_need(consumer.group_name))
         needs += [topic_need(subscription.topic, Right.SUB) for subscription in consumer.subscription_data_set]
     return needs
 
 
 def _locked(request: RemotingCommand) -> list[Need]:
-    return [_group(LockBatchRequestBody.decode(request.body).consumer_group)]
+    return [group_need(LockBatchRequestBody.decode(request.body).consumer_group)]
 
 
 def _checked(request: RemotingCommand) -> list[Need]:
     body = CheckClientRequestBody.decode(request.body)
-    return [_group(body.group), topic_need(body.subscription_data.topic, Right.SUB)]
+    return [group_need(body.group), topic_need(body.subscription_data.topic, Right.SUB)]
 
 
 def _changed(request: RemotingCommand) -> list[Need]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Flag
+from typing import NamedTuple
 
 from mqtemplate.errors import ConfigurationError
-from mqtemplate.topics import TRACE_TOPIC, needs_own_right
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, TRACE_TOPIC, is_broker_topic, needs_own_right
 
 _MIN_KEY_LENGTH = 7
 """RocketMQ: ``PlainPermissionManager`` refuses shorter access keys and secret keys."""
@@ -37,6 +38,38 @@ class Right(Flag):
 
     def __str__(self) -> str:
         return "|".join(right.name or "" for right in Right if right in self) if self else "DENY"
+
+
+class Need(NamedTuple):
+    """The right to one topic or group. If *right* has several bits, each of them suffices.
+
+    Attributes:
+        kind: ``topic`` or ``group``.
+        name: None: the right to all topics or groups.
+    """
+
+    kind: str
+    name: str | None
+    right: Right
+
+    def __str__(self) -> str:
+        return (
+            f"{self.right} on all {self.kind}s" if self.name is None else f"{self.right} on {self.kind} {self.name!r}"
+        )
+
+
+def topic_need(topic: str, right: Right) -> Need:
+    """Return the need of *right* on a topic. The retry and dead letter topics of a group need a right on the group."""
+    if not is_broker_topic(topic):
+        for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
+            if topic.startswith(prefix):
+                return group_need(topic.removeprefix(prefix))
+    return Need("topic", topic, right)
+
+
+def group_need(group: str) -> Need:
+    """Return the need of the right on a group, which is the right to read."""
+    return Need("group", group, Right.SUB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,9 @@ the separators are bytes there, and the broker adds its own properties at the en
 
     UNIQ_KEY 01 |7F000001A1| 02 WAIT 01 true 02 KEYS 01 |order-1| 02 MSG_REGION 01 DefaultRegion 02 ...
 
-**Uniform batch** (`pipelines.read_uniform`, `mqtemplate.record.record_arrays`). The messages in the body of a batch,
-if they differ in body and id only, are the rows of one array. All other columns are compared with the first row::
+**Uniform batch** (`mqtemplate.server.core.batches`, `mqtemplate.record.record_arrays`). The messages in the body of
+a batch, if they differ in body and id only, are the rows of one array. All other columns are compared with the first
+row::
 
     i4 size | i4 0 | i4 0 | i4 flag | i4 body length | body | i2 length | UNIQ_KEY 01 | id | 02 WAIT 01 true 02
     i4 size | i4 0 | i4 0 | i4 flag | i4 body length | body | i2 length | UNIQ_KEY 01 | id | 02 WAIT 01 true 02

@@ -8,11 +8,8 @@ whose messages are uniform together, are stored by one append as well. `mqtempla
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
-
-import numpy as np
 
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
@@ -20,15 +17,15 @@ from mqtemplate.errors import StoreError
 from mqtemplate.message import offset_msg_ids
 from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import Drafts, RecordDraft, pack_host
-from mqtemplate.record.columns import Rows
-from mqtemplate.record.properties_template import AddedProperties, CompleteProperties, PropertiesTemplate
+from mqtemplate.record.properties_template import AddedProperties
 from mqtemplate.record.record_arrays import BatchOrigin, UniformBatch
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codec import Frame, json_frame_head
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.json_header import json_header_template
-from mqtemplate.remoting.protocol.messages import BATCH_FRONT, count_batch, split_batch
+from mqtemplate.remoting.protocol.messages import count_batch, split_batch
+from mqtemplate.server.core.batches import MAX_UNIFORM_BYTES, read_uniform
 from mqtemplate.server.fast_path.header_templates import (
     ConnectionTemplates,
     HeaderTemplates,
@@ -38,79 +35,16 @@ from mqtemplate.server.fast_path.header_templates import (
     send_templates,
 )
 from mqtemplate.server.pulls.pull_checks import CheckedPull, PullChecks
+from mqtemplate.server.pulls.pull_commands import client_pull, pull_response
 from mqtemplate.server.pulls.raw_reader import RawPull, RawReader, RawStatus
-from mqtemplate.server.requests.response import RefusedError, SendResponses, call_when_durable
+from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.requests.response import SendResponses, call_when_durable
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.tables import ConsumerOffsets
 
 INLINE_MESSAGES = 64
 """Longest batch that is stored in the I/O thread: about a millisecond."""
-_FEWEST_UNIFORM = 8
-"""Fewer messages are faster one by one."""
-_MAX_UNIFORM_BYTES = 256 << 10
-"""Larger bodies are read message by message: one call of numpy would hold the interpreter lock for milliseconds."""
-
-
-class UniformMessages(NamedTuple):
-    """Messages of a batch, or of several.
-
-    Attributes:
-        bodies, ids: A row for each message.
-        id_at: Start of the id in the encoded properties.
-        properties: Properties of the first message.
-    """
-
-    bodies: Rows
-    ids: Rows
-    id_at: int
-    flag: int
-    properties: CompleteProperties
-
-    def batch(self, topic: str, queue_id: int, origin: SendOrigin, batches: Sequence[BatchOrigin] = ()) -> UniformBatch:
-        """Return the messages for the store.
-
-        Args:
-            origin: Of the first batch.
-            batches: Queue and time of birth of each batch; empty for one batch.
-        """
-        encoded, code, _ = self.properties
-        first = RecordDraft(topic, queue_id, self.bodies[0].tobytes(), encoded, code, self.flag, *origin)
-        return UniformBatch(first, self.bodies, self.ids, self.id_at, batches)
-
-
-def read_uniform(data: bytes, added: AddedProperties) -> UniformMessages | None:
-    """Return the messages in the body of a batch, or in the bodies of several, joined.
-
-    None if they are few or large, not uniform, or not ordinary.
-    """
-    if not BATCH_FRONT.size <= len(data) <= _MAX_UNIFORM_BYTES:
-        return None
-    # If all messages are as the first one, they have its size. The producer wrote the lengths, perhaps
-    # wrong or negative: nothing is sliced before they add up.
-    size, flag, body_length = BATCH_FRONT.unpack_from(data)
-    body_end = BATCH_FRONT.size + body_length
-    properties_at = body_end + 2  # after their length, an i2
-    if body_length < 0 or not properties_at < size or len(data) % size or len(data) < _FEWEST_UNIFORM * size:
-        return None
-    text = data[properties_at:size]
-    properties = added.complete_encoded(text)
-    if properties is None or int.from_bytes(data[body_end:properties_at], "big") != len(text):
-        return None
-    unique_id = properties.unique_id.encode()
-    template = PropertiesTemplate.around(text, unique_id)
-    if template is None:
-        return None
-    id_at = template.id_at
-    ids_at, ids_end = properties_at + id_at, properties_at + id_at + len(unique_id)
-    rows = np.frombuffer(data, np.uint8).reshape(-1, size)
-    ids, equal = rows[:, ids_at:ids_end], (rows[:, : BATCH_FRONT.size], rows[:, body_end:ids_at], rows[:, ids_end:])
-    around = np.concatenate(equal, axis=1)
-    # Bytes are compared at once, which is faster than an array of booleans. An id of letters and digits has no
-    # separator, so no message has a property that the first one does not have.
-    if around.tobytes() != around[0].tobytes() * len(rows) or not ids.tobytes().isalnum():
-        return None
-    return UniformMessages(rows[:, BATCH_FRONT.size : body_end], ids, id_at, flag, properties)
 
 
 class BatchRequest(NamedTuple):
@@ -168,7 +102,7 @@ class PipelinedSends:
         self._store = engine.store
         self._host = engine.settings.listen_host
         self._max_body_bytes = engine.settings.max_message_size
-        self._max_batch_bytes = min(engine.settings.max_message_size, _MAX_UNIFORM_BYTES)
+        self._max_batch_bytes = min(engine.settings.max_message_size, MAX_UNIFORM_BYTES)
         self._max_messages = min(max_messages, INLINE_MESSAGES)
         self._templates = ConnectionTemplates(templates)
         self._added = added
@@ -287,7 +221,7 @@ class PipelinedSends:
     def _joins(self, template: SendTemplate, size: int) -> bool:
         """Return True if a batch can be stored together with the batches before it."""
         first = self._batches[0]
-        fits = (len(self._batches) + 1) * size <= _MAX_UNIFORM_BYTES
+        fits = (len(self._batches) + 1) * size <= MAX_UNIFORM_BYTES
         return template is first.template and size == len(first.body) and fits
 
     def _process_batches(self) -> None:
@@ -407,7 +341,7 @@ class PipelinedPulls:
     def _pull(self, template: PullTemplate, values: tuple[bytes, ...]) -> bool:
         queue_text, offset_text, commit_text, opaque_text = values
         pull, checked = template.header, self._checked.get((template, queue_text))
-        if checked is None or not self._checks.is_valid(pull, checked):
+        if checked is None or not self._checks.is_valid(checked):
             checked = self._check(template, queue_text)
         if checked is None:
             return False
@@ -424,7 +358,7 @@ class PipelinedPulls:
         return True
 
     def _check(self, template: PullTemplate, queue_text: bytes) -> CheckedPull | None:
-        checked = self._checks.check_once(replace(template.header, queue_id=int(queue_text)))
+        checked = self._checks.check_once(client_pull(template.header, int(queue_text)))
         if checked is not None:
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
@@ -452,7 +386,7 @@ class PipelinedPulls:
 def _template(status: RawStatus) -> bytes:
     """Return the header of the responses with *status*, as a format for the numbers of one."""
     found = RawPull(status, _NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET)
-    response = found.response_to(RemotingCommand(RequestCode.PULL_MESSAGE, _OPAQUE))
+    response = pull_response(RemotingCommand(RequestCode.PULL_MESSAGE, _OPAQUE), found)
     return json_header_template(response, (_NEXT_OFFSET, _MIN_OFFSET, _MAX_OFFSET, _OPAQUE))
 
 

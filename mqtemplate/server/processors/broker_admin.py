@@ -33,8 +33,8 @@ from mqtemplate.remoting.protocol.codes import CURRENT_VERSION, RequestCode, Res
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import GetBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
 from mqtemplate.server.pulls.raw_reader import RawReader
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import answers
-from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.services import wall_time

@@ -20,9 +20,7 @@ from mqtemplate.delay.pending import cursor_after
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.engine import Engine
-from mqtemplate.engine.queue_locks import QueueLockTable
-from mqtemplate.errors import BrokerError, ConversionError, MessageError, RemoteTimeoutError, StoreError
-from mqtemplate.event_log import LimitedLog
+from mqtemplate.errors import BrokerError, ConversionError, MessageError, RemoteTimeoutError
 from mqtemplate.message import Message, Property, parse_offset_msg_id
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
 from mqtemplate.record.compression import decompress_body
@@ -53,17 +51,19 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.results import TransactionState
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Right
+from mqtemplate.server.acl.callers import Callers
+from mqtemplate.server.core.clients import ClientLocks, ClientRegistration
+from mqtemplate.server.core.producers import ClientRecalls, ClientTransactionEnd, ClientTransactionEnds
 from mqtemplate.server.pulls.pull_checks import Subscriptions
 from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.refusal import RefusedError, refusing_invalid
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.requests.response import RefusedError, decode_handles, refusing_invalid, reply_when_durable
-from mqtemplate.server.state.groups import ClientRegistration
-from mqtemplate.server.state.limits import ClientLimits
+from mqtemplate.server.requests.response import decode_handles, reply_when_durable
 from mqtemplate.server.state.remote_clients import ConnectionChannel, RemoteClients, connection_of
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
+from mqtemplate.store.message_store import MessageStore
 
 
 def announced_capabilities(engine: Engine, settings: BrokerServerSettings) -> str:
@@ -90,6 +90,7 @@ class ClientProcessor:
 
     registration: ClientRegistration
     access: AccessControl
+    callers: Callers
     deferred_work: DeferredWork
     subscriptions: Subscriptions
     capabilities: str
@@ -99,27 +100,28 @@ class ClientProcessor:
     @handles(RequestCode.HEART_BEAT)
     def _heartbeat(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         heartbeat = HeartbeatData.decode(request.body)
-        self.access.bind_client(request, heartbeat.client_id, connection)
-        work = partial(self._register, connection, request, heartbeat)
+        caller = self.callers.of(connection, request)
+        self.access.bind_client(caller, heartbeat.client_id)
+        work = partial(self._register, connection, request, caller.account, heartbeat)
         if all(self.registration.creations.has_group(data.group_name) for data in heartbeat.consumer_data_set):
             return work()
         return self.deferred_work.run(connection, request, work)
 
-    def _register(self, connection: Connection, request: RemotingCommand, heartbeat: HeartbeatData) -> RemotingCommand:
+    def _register(
+        self, connection: Connection, request: RemotingCommand, account: str | None, heartbeat: HeartbeatData
+    ) -> RemotingCommand:
         engine = self.registration.engine
-        owner = self.registration.creations.limits.owner(connection, request)
         channel = ConnectionChannel(
             connection,
             heartbeat.client_id,
             request.language.name,
             request.version,
             engine.clock.steady_ms(),
-            owner.account,
+            account,
             (engine.name, engine.settings.listen_host),
         )
         registered = self.registration.register(
             channel,
-            owner,
             [data.group_name for data in heartbeat.producer_data_set],
             heartbeat.consumer_data_set,
             without_sub=heartbeat.without_sub,
@@ -159,22 +161,20 @@ class ClientProcessor:
 class LockProcessor:
     """Locks queues for consumers that consume in order."""
 
-    locks: QueueLockTable
-    limits: ClientLimits
+    callers: Callers
+    locks: ClientLocks
 
     @answers(RequestCode.LOCK_BATCH_MQ)
     def _lock(
         self, body: LockBatchRequestBody, connection: Connection, request: RemotingCommand
     ) -> LockBatchResponseBody:
-        holder = self.limits.owner(connection, request)
-        locked = self.locks.lock(body.consumer_group, body.client_id, body.mq_set, holder)
-        if not connection.is_open:  # it was closed before the queues were locked: `forget` came too early
-            self.locks.forget(connection.id)
+        caller = self.callers.of(connection, request)
+        locked = self.locks.lock(caller, body.consumer_group, body.client_id, body.mq_set)
         return LockBatchResponseBody(lock_ok_mq_set=locked)
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def _unlock(self, body: LockBatchRequestBody) -> None:
-        self.locks.unlock(body.consumer_group, body.client_id, body.mq_set)
+        self.locks.table.unlock(body.consumer_group, body.client_id, body.mq_set)
 
 
 _STATES = {
@@ -186,15 +186,11 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class TransactionProcessor:
-    """Ends transactions for remote producers.
+    """Ends transactions for remote producers, and replies when the end is durable."""
 
-    Unlike RocketMQ's broker, this one accepts the end of a transaction that arrives after a check was sent. A
-    transaction still ends once.
-    """
-
-    engine: Engine
-    access: AccessControl
-    peer_log: LimitedLog
+    store: MessageStore
+    callers: Callers
+    ends: ClientTransactionEnds
 
     @handles(RequestCode.END_TRANSACTION)
     def _end(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
@@ -205,31 +201,21 @@ class TransactionProcessor:
                 ResponseCode.SYSTEM_ERROR,
                 f"commitOrRollback must be 0 (unknown), 8 (commit) or 12 (rollback), got {header.commit_or_rollback}",
             )
-        try:
-            end = self.engine.transactions.end(
+        end = self.ends.end(
+            ClientTransactionEnd(
+                self.callers.of(connection, request),
+                header.producer_group,
                 header.tran_state_table_offset,
                 header.commit_log_offset,
-                header.producer_group,
                 state,
-                remark=request.remark,
-                check_right=partial(self._check_right, request, header),
+                header.msg_id,
+                request.remark,
             )
-        except (MessageError, StoreError, RefusedError) as exc:
-            # Most of these requests are one-way: without a log entry the error would be lost.
-            self.peer_log.warning(
-                "server.end_refused", group=header.producer_group, msg_id=header.msg_id, reason=str(exc)
-            )
-            if isinstance(exc, RefusedError):
-                raise
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
+        )
         if end is None:
             return request.response()
-        reply_when_durable(self.engine.store, connection, request, end.physical_end, end.topics)
+        reply_when_durable(self.store, connection, request, end.physical_end, end.topics)
         return None
-
-    def _check_right(self, request: RemotingCommand, header: EndTransactionRequestHeader, topic: str) -> None:
-        """Check the right to the topic of the half message: the request may name another topic, or none."""
-        self.access.check_topic(request, topic, Right.PUB, f"half message {header.tran_state_table_offset}")
 
 
 _PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
@@ -372,7 +358,7 @@ class DelayedMessageProcessor:
     """Control over the pending messages of this broker, for the remote broker of this library."""
 
     engine: Engine
-    settings: BrokerServerSettings
+    recalls: ClientRecalls
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -397,7 +383,7 @@ class DelayedMessageProcessor:
 
     def _check_change(self, header: own.CancelDelayedMessageRequestHeader) -> None:
         """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
-        _check_enabled(self.settings)
+        self.recalls.check_enabled()
         name = self.engine.name
         for handle in decode_handles(header.handle):
             if handle.broker_name != name:
@@ -484,24 +470,12 @@ def _message_data(message: PendingMessage) -> own.PendingMessageData:
 
 @dataclass(frozen=True, slots=True)
 class RecallProcessor:
-    """Cancels delayed messages by handle. Unlike RocketMQ's broker, it refuses the recall of a delivered message."""
+    """Cancels delayed messages by handle, for their producers."""
 
-    engine: Engine
-    topics: TopicConfigs
-    settings: BrokerServerSettings
+    recalls: ClientRecalls
+    region_id: str
 
     @answers(RequestCode.RECALL_MESSAGE, slow=True)
     def _recall(self, header: RecallMessageRequestHeader) -> RecallMessageResponseHeader:
-        _check_enabled(self.settings)
-        self.topics.get(header.topic)
-        msg_id = self.engine.delayed.recall(header.topic, header.recall_handle)
-        return RecallMessageResponseHeader(msg_id=msg_id, msg_region=self.settings.region_id)
-
-
-def _check_enabled(settings: BrokerServerSettings) -> None:
-    if not settings.recall_message_enable:
-        raise RefusedError(
-            ResponseCode.NO_PERMISSION,
-            "recall is disabled; set recall-message-enable to true",
-            own.RefusalHeader(refusal=own.Refusal.RECALL_DISABLED),
-        )
+        msg_id = self.recalls.recall(header.topic, header.recall_handle)
+        return RecallMessageResponseHeader(msg_id=msg_id, msg_region=self.region_id)

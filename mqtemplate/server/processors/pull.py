@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mqtemplate.engine.clients import ClientRegistry, TopicSubscription
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.key_query import KeyQuery
+from mqtemplate.errors import StoreError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import StoredRecord
@@ -40,12 +41,14 @@ from mqtemplate.remoting.protocol.headers.message import (
     QueryMessageResponseHeader,
     ViewMessageRequestHeader,
 )
+from mqtemplate.server.acl.callers import Callers
 from mqtemplate.server.pulls.pull_checks import LONG_EXPRESSION, PullChecks, Subscriptions
+from mqtemplate.server.pulls.pull_commands import client_pull, pull_response
 from mqtemplate.server.pulls.pull_hold import HeldPull, PullHold
-from mqtemplate.server.pulls.raw_reader import RawReader, RawStatus
+from mqtemplate.server.pulls.raw_reader import RawPull, RawReader, RawStatus
 from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.groups import ClientCreations
 from mqtemplate.server.state.remote_clients import subscription_data
 from mqtemplate.server.state.settings import BrokerServerSettings
@@ -60,6 +63,7 @@ class PullProcessor:
     """Answers a pull at once if it found a message or may not wait. `PullHold` holds the others."""
 
     engine: Engine
+    callers: Callers
     settings: BrokerServerSettings
     creations: ClientCreations
     checks: PullChecks
@@ -83,10 +87,10 @@ class PullProcessor:
         *,
         may_compile: bool = True,
     ) -> RemotingCommand | None:
-        owner = self.creations.limits.owner(connection, request)
-        group = self.creations.group(owner, header.consumer_group)
-        self.checks.check(header, group)
-        expression = self.subscriptions.expression_of_pull(header)
+        caller, pull = self.callers.of(connection, request), client_pull(header, header.queue_id)
+        group = self.creations.group(caller, pull.group)
+        self.checks.check(pull.topic, pull.queue_id, group)
+        expression = self.subscriptions.expression_of_pull(pull)
         compiled = self.subscriptions.find(expression)
         if compiled is None:
             if not may_compile and len(expression[1]) > LONG_EXPRESSION:
@@ -95,16 +99,24 @@ class PullProcessor:
             compiled = self.subscriptions.compile(*expression)
         if header.sys_flag & PullSysFlag.COMMIT_OFFSET:
             offset = max(0, header.commit_offset)
-            self.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
-        query, at = self.checks.query(header, compiled.selector), header.queue_offset
+            self.engine.offsets.commit(pull.group, pull.topic, pull.queue_id, offset)
+        query, at = self.checks.query(pull, compiled.selector), header.queue_offset
         found = self.raw.pull(query, at)
         may_wait = header.sys_flag & PullSysFlag.SUSPEND and header.suspend_timeout_millis > 0
         if found.status is RawStatus.NO_NEW_MSG and may_wait:
             suspend_ms = min(header.suspend_timeout_millis, self.settings.max_suspend_ms)
             deadline_ms = self.engine.clock.steady_ms() + suspend_ms
-            self.hold.hold(HeldPull(connection, request, query, at, at, deadline_ms, owner))
+            answer = partial(_answer_held, connection, request)
+            self.hold.hold(HeldPull(caller, answer, query, at, at, deadline_ms))
             return None
-        return found.response_to(request)
+        return pull_response(request, found)
+
+
+def _answer_held(connection: Connection, request: RemotingCommand, found: RawPull | StoreError) -> None:
+    if isinstance(found, StoreError):
+        connection.reply(request.response(ResponseCode.SYSTEM_ERROR, remark=str(found)))
+    else:
+        connection.reply(pull_response(request, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,7 @@ class OffsetProcessor:
     """
 
     engine: Engine
+    callers: Callers
     topics: TopicConfigs
     creations: ClientCreations
     raw: RawReader
@@ -197,7 +210,7 @@ class OffsetProcessor:
         self, connection: Connection, request: RemotingCommand, header: headers.UpdateConsumerOffsetRequestHeader
     ) -> RemotingCommand:
         """Commit an offset, also one that is lower than before: an administrator may have reset the group."""
-        self.creations.group(self.creations.limits.owner(connection, request), header.consumer_group)
+        self.creations.group(self.callers.of(connection, request), header.consumer_group)
         offset = max(0, header.commit_offset)
         self.engine.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset)
         return request.response()

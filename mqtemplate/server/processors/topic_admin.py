@@ -28,8 +28,8 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import admin
 from mqtemplate.remoting.protocol.headers import group as headers
 from mqtemplate.server.processors.broker_admin import QueueStatistics
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.requests.response import RefusedError
 from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.server.state.remote_clients import connection_of, subscription_data
 from mqtemplate.server.state.topics import TopicConfigs, apply_attributes, queue_id_error

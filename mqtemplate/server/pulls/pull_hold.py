@@ -15,14 +15,12 @@ from functools import partial
 from logging import ERROR
 
 from mqtemplate.clock import Clock
-from mqtemplate.engine.clients import Owner
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.pulls.raw_reader import RawPull, RawQuery, RawReader, RawStatus
-from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.caller import Caller
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.limits import Quota
 from mqtemplate.services import wall_time
 
@@ -34,23 +32,22 @@ _MAX_STALE_DEADLINES = 1_000
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """One held pull.
+    """One held pull, of any protocol.
 
     Attributes:
+        answer: Called once, with the messages or an error, unless the connection of the caller is closed before.
         query: The requested messages.
         requested_offset: Queue offset in the request.
         next_offset: Queue offset of the first message that was not compared with the selector yet.
         deadline_ms: Time of the response if no message arrives.
-        owner: The client that sent the request.
     """
 
-    connection: Connection
-    request: RemotingCommand
+    caller: Caller
+    answer: Callable[[RawPull | StoreError], None]
     query: RawQuery
     requested_offset: int
     next_offset: int
     deadline_ms: int
-    owner: Owner
     is_done: bool = False
 
 
@@ -100,19 +97,19 @@ class PullHold:
         Raises:
             RefusedError: The client has too many held pulls, or the server is stopping.
         """
-        topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
+        topic, queue_id, connection = pull.query.queue.topic, pull.query.queue.queue_id, pull.caller.connection
         with self._lock:
             if self._is_closed:
                 raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, "the server is stopping; try again later")
-            self._quota.take(pull.owner)
+            self._quota.take(pull.caller.owner)
             self._size += 1
             self._held.setdefault(topic, {}).setdefault(queue_id, {})[pull] = None
-            self._of_connection.setdefault(pull.connection.id, set()).add(pull)
+            self._of_connection.setdefault(connection.id, set()).add(pull)
             is_first = not self._deadlines or pull.deadline_ms < self._deadlines[0][0]
             self._push_deadline(pull)
             self._watch(topic)
-        if not pull.connection.is_open:
-            self.forget(pull.connection)
+        if not connection.is_open:
+            self.forget(connection.id)
         elif self._raw.reader.max_offset(pull.query.queue) > pull.next_offset:
             # The message arrived after the pull and before `_watch`: its notification found no pull.
             self._on_new_messages(topic)
@@ -136,10 +133,10 @@ class PullHold:
             self._changed_topics.add(topic)
             self._wake()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: int) -> None:
         """Remove the pulls of a closed connection."""
         with self._lock:
-            for pull in list(self._of_connection.get(connection.id, ())):
+            for pull in list(self._of_connection.get(connection, ())):
                 self._remove(pull)
 
     def _remove(self, pull: HeldPull) -> bool:
@@ -148,7 +145,7 @@ class PullHold:
             return False
         pull.is_done = True
         self._size -= 1
-        self._quota.give(pull.owner)
+        self._quota.give(pull.caller.owner)
         topic, queue_id = pull.query.queue.topic, pull.query.queue.queue_id
         queues = self._held[topic]
         del queues[queue_id][pull]
@@ -156,10 +153,11 @@ class PullHold:
             del queues[queue_id]
         if not queues:
             del self._held[topic]
-        pulls = self._of_connection[pull.connection.id]
+        connection = pull.caller.connection.id
+        pulls = self._of_connection[connection]
         pulls.discard(pull)
         if not pulls:
-            del self._of_connection[pull.connection.id]
+            del self._of_connection[connection]
         return True
 
     # --- repeating -----------------------------------------------------------------------------
@@ -194,19 +192,19 @@ class PullHold:
             return [list(pulls) for pulls in self._held.get(topic, {}).values()]
 
     def _repeat(self, pull: HeldPull, *, is_last: bool = False) -> None:
-        """Repeat a pull, and reply if it found a message or *is_last* is set."""
+        """Repeat a pull, and answer it if it found a message or *is_last* is set."""
+        found: RawPull | StoreError | None
         try:
             found = self._pull(pull, is_last=is_last)
-            response = None if found is None else found.response_to(pull.request)
         except StoreError as exc:
             queue = pull.query.queue
             self._peer_log.log(ERROR, "pull.failed", topic=queue.topic, queue=queue.queue_id, exc_info=exc)
-            response = pull.request.response(ResponseCode.SYSTEM_ERROR, remark=str(exc))
-        if response is not None:
+            found = exc
+        if found is not None:
             with self._lock:
                 is_removed = self._remove(pull)
             if is_removed:
-                pull.connection.reply(response)
+                pull.answer(found)
 
     def _pull(self, pull: HeldPull, *, is_last: bool) -> RawPull | None:
         """Return the result of a pull, or None if the pull remains held."""

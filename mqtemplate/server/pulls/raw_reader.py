@@ -25,8 +25,6 @@ from mqtemplate.record.columns import Rows, count_equal, count_leading, count_ve
 from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, HEADER, MAGIC_V1, SMALLEST_RECORD, read_size_and_magic
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.store.commit_log import read_records
 from mqtemplate.store.consume_queue import ConsumeQueue
@@ -209,9 +207,6 @@ _MAX_RECORDS = 128
 """Maximum number of records that one pull reads to check them against the selector."""
 
 
-_MASTER_ID = 0
-
-
 class RawStatus(Enum):
     """Result of a pull: RocketMQ's name, which a response has as its remark, and the code of the response."""
 
@@ -258,16 +253,6 @@ class RawPull:
     def body(self) -> bytes:
         """The records, joined."""
         return b"".join(self.parts)
-
-    def response_to(self, request: RemotingCommand) -> RemotingCommand:
-        """Return the response to a pull. Java's consumers fail if one of its four numbers is missing."""
-        header = PullMessageResponseHeader(
-            suggest_which_broker_id=_MASTER_ID,
-            next_begin_offset=self.next_begin_offset,
-            min_offset=self.min_offset,
-            max_offset=self.max_offset,
-        )
-        return request.response(self.status.value, header, self.body, remark=self.status.name)
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,8 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
-from mqtemplate.server.requests.response import RefusedError, problem_response
+from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.requests.response import problem_response
 
 _log = get_logger("mqtemplate.server")
 

@@ -1,23 +1,11 @@
-"""Responses of processors: an exception becomes a response code and a remark; a stored message waits for its flush."""
+"""Responses of RocketMQ's protocol: to a request that raised an error, to a stored message when it is flushed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
-from mqtemplate.engine.delayed import NotRecallableError
-from mqtemplate.errors import (
-    BrokerClosedError,
-    BrokerError,
-    DelayError,
-    DestinationError,
-    MessageError,
-    RemoteProtocolError,
-    SelectorError,
-    StoreError,
-    StoreFullError,
-)
+from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.own_requests import MAX_HANDLES
@@ -27,37 +15,11 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.json_header import json_header_template
+from mqtemplate.server.requests.refusal import RefusedError, code_of_error, refusing_invalid
 from mqtemplate.store.flush import WhenFlushed
 from mqtemplate.store.message_store import MessageStore
 
 _log = get_logger("mqtemplate.server")
-
-
-class RefusedError(BrokerError):
-    """A valid request that the broker refuses. The response has this code and this text.
-
-    Attributes:
-        code: Decides what the client does next: retry at once, retry with another broker, or fail.
-        header: Header of the response, for a client that needs more than the code.
-    """
-
-    def __init__(self, code: ResponseCode, remark: str, header: CommandHeader | None = None) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.header = header
-
-
-_CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
-    # The first match counts, so a subclass stands before its base class.
-    (DestinationError, ResponseCode.INVALID_PARAMETER),
-    (NotRecallableError, ResponseCode.ILLEGAL_OPERATION),
-    (MessageError, ResponseCode.MESSAGE_ILLEGAL),
-    (RemoteProtocolError, ResponseCode.INVALID_PARAMETER),
-    (SelectorError, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
-    (BrokerClosedError, ResponseCode.SERVICE_NOT_AVAILABLE),
-    (StoreFullError, ResponseCode.SERVICE_NOT_AVAILABLE),
-    (StoreError, ResponseCode.SYSTEM_ERROR),
-)
 
 
 def problem_response(request: RemotingCommand, error: Exception) -> RemotingCommand | None:
@@ -65,10 +27,9 @@ def problem_response(request: RemotingCommand, error: Exception) -> RemotingComm
 
     None for an unexpected error: the caller logs it and responds with ``SYSTEM_ERROR``.
     """
-    if isinstance(error, RefusedError):
-        return request.response(error.code, error.header, remark=str(error))
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
-    return None if code is None else request.response(code, remark=str(error))
+    code = code_of_error(error)
+    header = error.header if isinstance(error, RefusedError) else None
+    return None if code is None else request.response(code, header, remark=str(error))
 
 
 def reply_when_durable(
@@ -121,17 +82,6 @@ def decode_handles(text: str | None) -> list[RecallHandle]:
         )
     with refusing_invalid():
         return [decode_handle(part) for part in parts]
-
-
-@contextmanager
-def refusing_invalid() -> Iterator[None]:
-    """Refuse an invalid request. Only a deliver time that is too far away has a code of its own."""
-    try:
-        yield
-    except DelayError as exc:
-        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
-    except MessageError as exc:
-        raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
 
 
 # --- responses to sends -----------------------------------------------------------------------------

@@ -10,11 +10,8 @@ from typing import NamedTuple
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import Owner
 from mqtemplate.metrics import Counter, Metrics
-from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.acl import ACCESS_KEY
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.settings import BrokerServerSettings
 
 
@@ -239,7 +236,6 @@ class ClientLimits:
     Args:
         topic_count: Returns the number of topics that count for ``max_topics``.
         group_count: Returns the number of consumer groups.
-        has_accounts: Access control is enabled, so the access key of a request names its account.
 
     Attributes:
         pulls: Held pulls.
@@ -257,10 +253,7 @@ class ClientLimits:
         metrics: Metrics,
         topic_count: Callable[[], int],
         group_count: Callable[[], int],
-        *,
-        has_accounts: bool,
     ) -> None:
-        self._has_accounts = has_accounts
         share = settings.max_address_share
 
         def quota(kind: str, what: str, setting: str) -> Quota:
@@ -283,11 +276,6 @@ class ClientLimits:
 
         self.topics = creation("topics", topic_count, settings.max_topics)
         self.new_groups = creation("groups", group_count, settings.max_groups)
-
-    def owner(self, connection: Connection, request: RemotingCommand) -> Owner:
-        """Return the client that sent a request."""
-        account = request.ext_fields.get(ACCESS_KEY) if self._has_accounts else None
-        return Owner(connection.id, connection.remote.ip, account)
 
     def sweep(self) -> None:
         """Forget what is no longer needed. Called from time to time."""

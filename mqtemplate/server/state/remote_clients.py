@@ -37,7 +37,7 @@ from mqtemplate.remoting.protocol.headers.message import (
 from mqtemplate.remoting.protocol.messages import encode_properties_text
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
-from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.groups import SubscriptionGroupTable
 from mqtemplate.topics import HALF_TOPIC
 

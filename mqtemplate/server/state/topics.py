@@ -13,7 +13,7 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import DataVersionBody, TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm, ResponseCode
-from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.settings import ServerOptions
 from mqtemplate.topics import (
     AUTO_CREATE_TOPIC,

@@ -48,9 +48,9 @@ class FolderServer:
         processors = (parts.client, parts.offset, parts.sequenced, parts.delayed, parts.pull, parts.send_back)
         register(remoting, *processors, PendingPositionsProcessor(broker.engine.delayed))
         others = RegisteredBrokers(broker.name, clock, is_open=False)
-        NameServer(parts.topics, KVConfig(broker.store.store_files), others, lambda: str(remoting.address)).register(
-            remoting
-        )
+        NameServer(
+            parts.core.topics, KVConfig(broker.store.store_files), others, lambda: str(remoting.address)
+        ).register(remoting)
         _let_topics_be_created(broker)
         remoting.start()
         LocalServerAddress(str(remoting.address), account.access_key, os.getpid(), key).write(store)

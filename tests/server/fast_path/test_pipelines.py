@@ -23,8 +23,8 @@ from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHead
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, join_in_batch
 from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSettings
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
+from mqtemplate.server.core.batches import read_uniform
 from mqtemplate.server.fast_path import pipelines
-from mqtemplate.server.fast_path.pipelines import read_uniform
 from mqtemplate.store import key_reader
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
@@ -87,7 +87,7 @@ def peer(server: BrokerServer, together: list[list[int]]) -> Iterator[RawPeer]:
         ("_MAX_REQUESTS", 64, [send(opaque) for opaque in range(10, 138)], 64),
         ("_MAX_SEND_BYTES", 5_000, [send(opaque, bytes(2_000)) for opaque in range(10, 22)], 3),
         ("_MAX_RESPONSE_BYTES", 3_000, [pull(opaque) for opaque in range(10, 20)], 3),
-        ("_MAX_UNIFORM_BYTES", 1_500, [batch(opaque) for opaque in range(10, 20)], 3),
+        ("MAX_UNIFORM_BYTES", 1_500, [batch(opaque) for opaque in range(10, 20)], 3),
     ],
 )
 def test_a_limited_number_of_requests_is_processed_together(

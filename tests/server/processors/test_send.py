@@ -9,7 +9,7 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import ResponseCode
 from mqtemplate.remoting.protocol.messages import count_batch
 from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server.processors import send
+from mqtemplate.server.core import sends
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from tests.server.serving import Serving
 
@@ -36,7 +36,7 @@ def test_a_batch_that_is_too_large_is_refused_before_it_is_read(
     count: int, size: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """700,000 empty messages, far more than max-message-size allows, held the I/O thread for 3.6 seconds."""
-    monkeypatch.setattr(send, "split_batch", lambda body: pytest.fail("it was read"))
+    monkeypatch.setattr(sends, "split_batch", lambda body: pytest.fail("it was read"))
     with Serving(BrokerServerSettings(max_batch_messages=10), None, EmbeddedSettings(max_message_size=300)) as serving:
         response = serving.send_batch("orders", *[Message("orders", bytes(size)) for _ in range(count)])
 

@@ -14,7 +14,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.requests import deferred_work as deferred_work_module
 from mqtemplate.server.requests.deferred_work import DeferredWork
-from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.refusal import RefusedError
 from tests.server.serving import RecordingConnection
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)

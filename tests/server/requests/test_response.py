@@ -18,7 +18,8 @@ from mqtemplate.errors import (
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server.requests.response import RefusedError, problem_response
+from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.requests.response import problem_response
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=9)
 

@@ -17,9 +17,9 @@ from mqtemplate.remoting.protocol.bodies.group import (
     HeartbeatData,
     ProducerData,
 )
-from mqtemplate.server import BrokerServerSettings
-from mqtemplate.server.requests.response import RefusedError
-from mqtemplate.server.state.limits import ClientLimits, CreationLimit, CreationRate, Quota, QuotaLimits
+from mqtemplate.server.acl.callers import Callers
+from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.state.limits import CreationLimit, CreationRate, Quota, QuotaLimits
 from tests.server.serving import RecordingConnection, Serving, subscription
 
 # --- quotas -----------------------------------------------------------------------------------------
@@ -175,8 +175,8 @@ def test_with_access_control_the_account_of_a_request_is_limited() -> None:
     """The access key of a request counts only if its signature was checked: otherwise anybody may name any key."""
     connection: Any = RecordingConnection()
     request = RemotingCommand(RequestCode.HEART_BEAT, ext_fields={ACCESS_KEY: "shop-owner"})
-    with Serving() as serving:
-        assert serving.server.limits.owner(connection, request) == Owner(connection.id, "127.0.0.1", None)
-        settings, engine = BrokerServerSettings(), serving.engine
-        limits = ClientLimits(settings, engine.clock, engine.metrics, lambda: 0, lambda: 0, has_accounts=True)
-        assert limits.owner(connection, request) == Owner(connection.id, "127.0.0.1", "shop-owner")
+
+    without, with_accounts = (Callers(has_accounts=each).of(connection, request) for each in (False, True))
+
+    assert without.owner == Owner(connection.id, "127.0.0.1", None)
+    assert with_accounts.owner == Owner(connection.id, "127.0.0.1", "shop-owner")

@@ -11,7 +11,7 @@ from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.pulls.pull_checks import Subscriptions
 from mqtemplate.server.requests.deferred_work import DeferredWork
-from mqtemplate.server.requests.response import RefusedError
+from mqtemplate.server.requests.refusal import RefusedError
 from tests.server.serving import Serving
 
 

@@ -1,0 +1,1 @@
+"""Sends, ends of transactions, locks and registrations of clients, without connections and commands of a protocol."""
