@@ -98,7 +98,7 @@ class ClientRecalls:
         """Cancel a message for *topic*, and return its message id.
 
         Raises:
-            RefusedError: ClientRecalls are disabled, or the topic does not exist.
+            RefusedError: Recalls are disabled, or the topic does not exist.
             NotRecallableError: The message is not pending here.
         """
         self.check_enabled()

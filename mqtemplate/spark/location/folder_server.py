@@ -47,6 +47,7 @@ class FolderServer:
         self._parts = parts = ServerAssembly(broker.engine, settings, access, heavy)
         processors = (parts.client, parts.offset, parts.sequenced, parts.delayed, parts.pull, parts.send_back)
         register(remoting, *processors, PendingPositionsProcessor(broker.engine.delayed))
+        remoting.on_close(lambda connection: parts.core.forget(connection.id))
         others = RegisteredBrokers(broker.name, clock, is_open=False)
         NameServer(
             parts.core.topics, KVConfig(broker.store.store_files), others, lambda: str(remoting.address)
