@@ -47,7 +47,7 @@ def _epoch_ms(value: int | str) -> int | None:
     return int(digits) if digits else None
 
 
-_AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:1000}"
+_AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:30000}"
 _MIDDLEWARES = "objects, classes, or dotted names of these, such as 'shop.audit.Audit'"
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
