@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from mqtemplate.callables import name_of_callable, own_mark
+from mqtemplate.callables import name_of_callable, own_mark, refuse_bare
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.declaration.attributes import check_handler
@@ -50,6 +50,8 @@ class ScheduleSpec:
 
 
 def scheduled(
+    _bare: None = None,
+    /,
     *,
     cron: str | None = None,
     every: Duration | None = None,
@@ -85,6 +87,7 @@ def scheduled(
     Raises:
         ScheduleError: None or several of *cron*, *every* and *at* are given, or the name is not allowed.
     """
+    refuse_bare("@scheduled", _bare, "@scheduled(every='10m')", ScheduleError)
     _check_arguments({"cron": cron, "every": every, "at": at}, name, attributes)
     spec = ScheduleSpec(
         cron=cron,
