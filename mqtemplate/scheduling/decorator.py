@@ -87,8 +87,7 @@ def scheduled(
     Raises:
         ScheduleError: None or several of *cron*, *every* and *at* are given, or the name is not allowed.
     """
-    refuse_bare("@scheduled", _bare, "@scheduled(every='10m')", ScheduleError)
-    _check_arguments({"cron": cron, "every": every, "at": at}, name, attributes)
+    _check_arguments(_bare, {"cron": cron, "every": every, "at": at}, name, attributes)
     spec = ScheduleSpec(
         cron=cron,
         every=every,
@@ -126,7 +125,8 @@ def _note(target: object, spec: ScheduleSpec) -> None:
         ) from error
 
 
-def _check_arguments(times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]) -> None:
+def _check_arguments(bare: object, times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]) -> None:
+    refuse_bare("@scheduled", bare, "@scheduled(every='10m')", ScheduleError)
     given = [key for key, value in times.items() if value is not None]
     if len(given) != 1:
         raise ScheduleError(f"@scheduled takes one of cron=, every= and at=; got {', '.join(given) or 'none'}")
