@@ -69,16 +69,15 @@ def scheduled(
     their types, and values of functions by ``Depends``.
 
     Each run is a delayed message in the broker: it outlives all processes, and of several processes with the schedule
-    one runs it. The function is returned unchanged. Each text may hold placeholders ``${key:default}``.
+    one runs it. The function is returned unchanged. A text may hold placeholders ``${key:default}``.
 
     Args:
-        cron: ``"0 9 * * MON-FRI"``; six fields have the second first; ``@daily`` and the like.
+        cron: ``"0 9 * * MON-FRI"``; six fields have the second first; ``@daily`` etc.
         every: Interval, from one second: ``"10m"``, a timedelta, or seconds. It is counted from 1970 in UTC, so
             ``"10m"`` runs at :00, :10, :20 of each hour in all processes.
         at: The only run: a datetime, ISO text, or epoch ms. Without an offset it is in *zone*.
         zone: IANA time zone.
-        name: Name of the schedule, unique in its topic: letters, digits, ``_`` and ``-``. By default the name of the
-            function, without its module.
+        name: Unique in its topic: letters, digits, ``_`` and ``-``. By default the function's, without its module.
         catch_up: Runs that were missed because no process was running: ``none``, ``one`` for all, or ``all``.
         grace: With ``catch_up="none"``, lateness up to which a run is not missed.
         holidays: Dates without runs: a set, or any object with ``in``, such as one of the library ``holidays``.
@@ -125,7 +124,9 @@ def _note(target: object, spec: ScheduleSpec) -> None:
         ) from error
 
 
-def _check_arguments(bare: object, times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]) -> None:
+def _check_arguments(
+    bare: object, times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]
+) -> None:
     refuse_bare("@scheduled", bare, "@scheduled(every='10m')", ScheduleError)
     given = [key for key, value in times.items() if value is not None]
     if len(given) != 1:
