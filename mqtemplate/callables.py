@@ -19,6 +19,7 @@ __all__ = [
     "load_name",
     "name_of_callable",
     "own_mark",
+    "refuse_bare",
     "resolved",
     "substituted",
     "takes_no_arguments",
@@ -42,6 +43,17 @@ def load_name(name: str, module: str = "") -> Any:
         return getattr(import_module(found or module), attribute)
     except ImportError as error:
         raise ValueError(name) from error
+
+
+def refuse_bare(decorator: str, first: object, form: str, error: type[Exception]) -> None:
+    """Refuse a decorator without parentheses, whose first argument is the object below it.
+
+    Args:
+        form: The decorator as it should be written.
+        error: Class of the error.
+    """
+    if inspect.isclass(first) or inspect.isroutine(first):
+        raise error(f"{decorator} above {name_of_callable(first)} has no arguments; write {form}")
 
 
 # --- what a call does ------------------------------------------------------------------------------------

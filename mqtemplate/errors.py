@@ -9,6 +9,7 @@
     │   ├── DelayError             the broker cannot keep the requested delay
     │   └── MessageDroppedError    a middleware of the template dropped the message
     ├── SendError                  the broker did not accept the message; a retry may help
+    │   ├── SendConnectError       no connection to a broker or name server (a RemoteConnectError too)
     │   └── SendTimeoutError       no response in time; the broker may have stored the message
     ├── BrokerError                the broker cannot carry out the request now
     │   ├── BrokerClosedError      the broker is closed or was never started
@@ -68,6 +69,7 @@ __all__ = [
     "RequestTimeoutError",
     "ScheduleError",
     "SelectorError",
+    "SendConnectError",
     "SendError",
     "SendTimeoutError",
     "SparkError",
@@ -261,6 +263,13 @@ class RemoteConnectError(BrokerError):
     def __init__(self, message: str, *, was_sent: bool = False) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+
+
+class SendConnectError(SendError, RemoteConnectError):
+    """The last try of a send found no connection. A retry may help later: the send was tried for its whole timeout.
+
+    If a connection was lost (*was_sent*), the broker may have stored the message.
+    """
 
 
 class RemoteTimeoutError(BrokerError, TimeoutError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -17,8 +18,8 @@ from typing import Any, Self, TypeVar, overload
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.autoconfigure import StarterSource
-from mqtemplate.context.components import collect_components
-from mqtemplate.context.failure_report import reported_failures
+from mqtemplate.context.components import claim, collect_components, unclaimed_listeners
+from mqtemplate.context.failure_report import reported_failures, without_library_frames
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.lifecycle import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.marks import name_of
@@ -140,9 +141,11 @@ class MQApplication:
                 )
             self._settings = settings
             given = collect_components(components)
+            claim(given)
             self._context = ApplicationContext(settings, overrides, given, is_ready=self.is_ready)
         except MQTemplateError as exc:
             self._invalid = exc  # raised by the first use, so that `run` can report it
+        self._created_in = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
         self._clock = clock or _clock_of_broker((*given, *(overrides or {}).values()))
         self._starters = starters
         self._stop_requests = StopRequests()
@@ -251,14 +254,26 @@ class MQApplication:
             MQTemplateError: The application cannot start; the class of the error names the cause.
             EventLoopBlockedError: A hook is async, and this call blocks the loop: use `start_async`.
         """
-        finish(self._start(self._blocking()))
+        try:
+            finish(self._start(self._blocking()))
+        except MQTemplateError as exc:
+            raise self._start_failed(exc)  # noqa: B904 (it is the same exception)
 
     async def start_async(self) -> None:
         """Start everything, as `start`; async hooks are awaited. ``async def`` handlers run on this event loop.
 
         On a virtual clock they run on a loop of the clock, since a harness blocks this one.
         """
-        await self._start(self._awaiting())
+        try:
+            await self._start(self._awaiting())
+        except MQTemplateError as exc:
+            raise self._start_failed(exc)  # noqa: B904 (it is the same exception)
+
+    def _start_failed(self, error: MQTemplateError) -> MQTemplateError:
+        """Return the error without the lines of this library. Its reason is logged first, unless `run` reports it."""
+        if self._runner is None:
+            _log.error("application.start_failed", error=type(error).__name__, reason=str(error))
+        return without_library_frames(error)
 
     async def _start(self, caller: HookCaller) -> None:
         begin = time.monotonic()
@@ -283,6 +298,15 @@ class MQApplication:
             if all(getattr(part, "is_ready", True) for part in context.parts):
                 self.is_ready.set()
         log_ready(context, round((time.monotonic() - begin) * 1_000))
+        self._warn_of_unclaimed()
+
+    def _warn_of_unclaimed(self) -> None:
+        """Log the listeners beside the components of this application that no application has: they never run."""
+        if self._is_virtual:  # a test has the part that it tests
+            return
+        for name in unclaimed_listeners(self.context.components, "__main__", self._created_in):
+            hint = "give it to MQApplication(...), or its module: MQApplication(__name__)"
+            _log.warning("listener.not_in_application", listener=name, hint=hint)
 
     def check(self) -> None:
         """Build everything and start nothing, to find errors before the application runs. It cannot be started then.

@@ -6,9 +6,11 @@ import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import get_origin
+from weakref import WeakValueDictionary
 
 from mqtemplate.callables import name_of_callable
 from mqtemplate.calls.middlewares import MIDDLEWARE_ATTRIBUTE, middleware_order
@@ -50,6 +52,34 @@ def collect_components(given: Iterable[object]) -> tuple[object, ...]:
         parts = _components_of(component) if isinstance(component, ModuleType | str) else [_checked(component)]
         found |= {id(part): part for part in parts}
     return tuple(found.values())
+
+
+_claimed: WeakValueDictionary[int, object] = WeakValueDictionary()  # by id: not all of them can be hashed
+
+
+def claim(components: Iterable[object]) -> None:
+    """Note that an application of this process has the components, or objects of them."""
+    for component in components:
+        for each in (component, type(component), getattr(component, "__func__", component)):
+            with suppress(TypeError):  # an object with slots has no references; its class has
+                _claimed[id(each)] = each
+
+
+def unclaimed_listeners(components: Iterable[object], *modules: str) -> list[str]:
+    """Return the names of the listeners that no application of this process was given.
+
+    Args:
+        components: Their modules are searched.
+        modules: Names of further modules to search.
+    """
+    homes = {getattr(each, "__module__", None) or type(each).__module__ for each in components}
+    found = [
+        f"{home}.{name_of(each)}"
+        for home in sorted({*homes, *modules} & sys.modules.keys())
+        for each in _marked_in(sys.modules[home])
+        if id(each) not in _claimed and (is_listener(each) or is_spark_listener(each) or is_handler(each))
+    ]
+    return list(dict.fromkeys(found))
 
 
 def is_injectable(component: object) -> bool:

@@ -22,16 +22,20 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TextIO
 
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, MQTemplateError, escaped
+from mqtemplate.event_log import get_logger
 from mqtemplate.processes import discard_output, write_text
+
+_log = get_logger("mqtemplate.context")
 
 DEBUG_VARIABLE = "MQTEMPLATE_DEBUG"
 DEBUG_OPTION = "--debug"
 
-_NOT_USERS = (Path(__file__).parents[1], Path(os.__file__).parent)
+_LIBRARY = Path(__file__).parents[1]
+_NOT_USERS = (_LIBRARY, Path(os.__file__).parent)
 _STARTERS = "mqtemplate_starter_"
 _TITLE = "APPLICATION FAILED TO START"
 _IN_FILE = re.compile(r"(\S+\.(?:ya?ml|toml|conf|properties|env)):(\d+)")
@@ -67,6 +71,32 @@ def reported_failures(stream: TextIO | None = None) -> Iterator[None]:
             raise
         print_report(exc, stream or sys.stderr)
         raise SystemExit(1) from exc
+
+
+def without_library_frames(error: MQTemplateError) -> MQTemplateError:
+    """Return the error of a start, with a traceback of the application's own lines. The debug log has the whole one.
+
+    Nothing is left out if the user wants the traceback; see `is_debug`.
+    """
+    _log.debug("application.start_failed", exc_info=error)
+    if not is_debug():
+        each: BaseException | None = error
+        seen: set[int] = set()  # an application may have linked exceptions in a circle
+        while each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = _of_application(each.__traceback__)
+            each = each.__cause__ or each.__context__
+    return error
+
+
+def _of_application(frames: TracebackType | None) -> TracebackType | None:
+    if frames is None:
+        return None
+    later = _of_application(frames.tb_next)
+    file = Path(frames.tb_frame.f_code.co_filename)
+    if _LIBRARY in file.parents or "dependency_injector" in file.parts:
+        return later
+    return TracebackType(later, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 def print_report(error: BaseException, stream: TextIO | None) -> None:

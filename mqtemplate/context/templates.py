@@ -13,6 +13,7 @@ from dependency_injector import providers
 from pydantic import ValidationError
 
 from mqtemplate.broker import Broker, MessageModel
+from mqtemplate.callables import refuse_bare
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.message_trace import Traces
 from mqtemplate.calls.middlewares import check_middleware, read_middlewares
@@ -135,6 +136,7 @@ def ext_template(value: str = "", **attributes: Unpack[ExtTemplateAttributes]) -
         ConfigurationError: An object is not a middleware, or has no ``send``.
         TypeError: An attribute has an unknown name.
     """
+    refuse_bare("@ext_template", value, "@ext_template()", DependencyError)
     return _mark("@ext_template", value, attributes, ExtTemplateAttributes, lambda keys: keys)
 
 
@@ -144,6 +146,7 @@ def ext_consumer(value: str = "", **attributes: Unpack[ExtConsumerAttributes]) -
     *group* and *topic* belong to ``receive``: they are keys below ``rocketmq.templates.<name>.pull-consumer``.
     Otherwise as `ext_template`.
     """
+    refuse_bare("@ext_consumer", value, "@ext_consumer()", DependencyError)
     return _mark("@ext_consumer", value, attributes, ExtConsumerAttributes, _as_subscription)
 
 

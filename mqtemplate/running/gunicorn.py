@@ -10,6 +10,9 @@ from typing import Any
 
 from mqtemplate.running.hosting import process_of
 
+graceful_timeout = 60
+"""Seconds after which gunicorn kills a worker that stops. Its own 30 would be as long as handlers alone may take."""
+
 
 def post_worker_init(worker: Any) -> None:
     """Start the messages of a worker, after its web application was imported."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,8 @@ from mqtemplate.context.components import is_injectable, is_listener
 from mqtemplate.context.config.files import below_environment, read_env_file
 from mqtemplate.context.settings.source import PROCESS, CommandLine
 from mqtemplate.errors import ConfigurationError, DependencyError
-from mqtemplate.running.hosting import process_of
+from mqtemplate.running.hosting import ProcessApplication, process_of
+from mqtemplate.user_code import did_you_mean
 
 READY = b"ready\n"
 """Line that a worker writes when its application is ready."""
@@ -75,7 +77,7 @@ class RunOptions:
 
 
 _EXPECTED = (
-    "give module:name of an MQApplication or of a function that returns one, or a module with listeners, "
+    "give module:name of an MQApplication, an MQTemplate or a function that returns one, or a module with listeners, "
     "such as shop.main:app"
 )
 
@@ -126,7 +128,8 @@ def _import(name: str) -> ModuleType:
     except (ModuleNotFoundError, ValueError):  # a package that contains it is missing, or the name is not valid
         spec = None
     if spec is None:
-        raise DependencyError(f"there is no module {name!r} in {folder} or among the installed ones; {_EXPECTED}")
+        near = did_you_mean(name, [each.name for each in iter_modules([folder])], _EXPECTED)
+        raise DependencyError(f"there is no module {name!r} in {folder} or among the installed ones; {near}")
     return import_module(name)
 
 
@@ -136,9 +139,12 @@ def _attribute(module: ModuleType, path: str, target: str) -> Any:
         try:
             found = getattr(found, part)
         except AttributeError:
-            there_is = ", ".join(_names_of_applications(module)) or "no MQApplication"
+            names = _names_of_applications(module)
+            there_is = ", ".join(names) or "no MQApplication and no MQTemplate"
+            known = {name: f"{module.__name__}:{name}" for name in (*names, *_functions_of(module))}
+            hint = did_you_mean(path, known, _EXPECTED, written=known)
             raise DependencyError(
-                f"{target!r}: {module.__name__} has no attribute {path!r} (there is: {there_is}); {_EXPECTED}"
+                f"{target!r}: {module.__name__} has no attribute {path!r} (there is: {there_is}); {hint}"
             ) from None
     return found
 
@@ -149,11 +155,15 @@ def _in_module(module: ModuleType, target: str) -> MQApplication:
         raise DependencyError(
             f"{target} has several applications: {', '.join(names)}; name one, as {target}:{names[0]}"
         )
-    return getattr(module, names[0]) if names else MQApplication(module)
+    return _application(getattr(module, names[0]), target) if names else MQApplication(module)
 
 
 def _names_of_applications(module: ModuleType) -> list[str]:
-    return [name for name, value in vars(module).items() if isinstance(value, MQApplication)]
+    return [name for name, value in vars(module).items() if isinstance(value, MQApplication | ProcessApplication)]
+
+
+def _functions_of(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if inspect.isroutine(value) and not name.startswith("_")]
 
 
 def _application(found: Any, target: str) -> MQApplication:
@@ -169,8 +179,8 @@ def _application(found: Any, target: str) -> MQApplication:
         created = found()
         if (known := _known(created)) is not None:
             return known
-        raise DependencyError(f"{target}() returned {_described(created)}, which is not an MQApplication; {_EXPECTED}")
-    raise DependencyError(f"{target} is {_described(found)}, which is not an MQApplication; {_EXPECTED}")
+        raise DependencyError(f"{target}() returned {_described(created)}, which has no messages; {_EXPECTED}")
+    raise DependencyError(f"{target} is {_described(found)}, which has no messages; {_EXPECTED}")
 
 
 def _known(found: Any) -> MQApplication | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from mqtemplate.callables import name_of_callable, own_mark
+from mqtemplate.callables import name_of_callable, own_mark, refuse_bare
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.declaration.attributes import check_handler
@@ -50,6 +50,8 @@ class ScheduleSpec:
 
 
 def scheduled(
+    _bare: None = None,
+    /,
     *,
     cron: str | None = None,
     every: Duration | None = None,
@@ -67,16 +69,15 @@ def scheduled(
     their types, and values of functions by ``Depends``.
 
     Each run is a delayed message in the broker: it outlives all processes, and of several processes with the schedule
-    one runs it. The function is returned unchanged. Each text may hold placeholders ``${key:default}``.
+    one runs it. The function is returned unchanged. A text may hold placeholders ``${key:default}``.
 
     Args:
-        cron: ``"0 9 * * MON-FRI"``; six fields have the second first; ``@daily`` and the like.
+        cron: ``"0 9 * * MON-FRI"``; six fields have the second first; ``@daily`` etc.
         every: Interval, from one second: ``"10m"``, a timedelta, or seconds. It is counted from 1970 in UTC, so
             ``"10m"`` runs at :00, :10, :20 of each hour in all processes.
         at: The only run: a datetime, ISO text, or epoch ms. Without an offset it is in *zone*.
         zone: IANA time zone.
-        name: Name of the schedule, unique in its topic: letters, digits, ``_`` and ``-``. By default the name of the
-            function, without its module.
+        name: Unique in its topic: letters, digits, ``_`` and ``-``. By default the function's, without its module.
         catch_up: Runs that were missed because no process was running: ``none``, ``one`` for all, or ``all``.
         grace: With ``catch_up="none"``, lateness up to which a run is not missed.
         holidays: Dates without runs: a set, or any object with ``in``, such as one of the library ``holidays``.
@@ -85,7 +86,7 @@ def scheduled(
     Raises:
         ScheduleError: None or several of *cron*, *every* and *at* are given, or the name is not allowed.
     """
-    _check_arguments({"cron": cron, "every": every, "at": at}, name, attributes)
+    _check_arguments(_bare, {"cron": cron, "every": every, "at": at}, name, attributes)
     spec = ScheduleSpec(
         cron=cron,
         every=every,
@@ -123,7 +124,10 @@ def _note(target: object, spec: ScheduleSpec) -> None:
         ) from error
 
 
-def _check_arguments(times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]) -> None:
+def _check_arguments(
+    bare: object, times: Mapping[str, object], name: str | None, attributes: Mapping[str, Any]
+) -> None:
+    refuse_bare("@scheduled", bare, "@scheduled(every='10m')", ScheduleError)
     given = [key for key, value in times.items() if value is not None]
     if len(given) != 1:
         raise ScheduleError(f"@scheduled takes one of cron=, every= and at=; got {', '.join(given) or 'none'}")

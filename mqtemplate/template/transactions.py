@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast, get_type_hints
 
 from mqtemplate.broker import Broker, Registration
-from mqtemplate.callables import lazy_kind
+from mqtemplate.callables import lazy_kind, refuse_bare
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.send import SendCall, SendPipeline
 from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
@@ -101,6 +101,7 @@ def transaction_listener(
         ListenerError: The class lacks a method, or an attribute has an invalid value.
         UnsupportedError: *keep_alive_time* is set: the threads live as long as the template.
     """
+    refuse_bare("@transaction_listener", destination, "@transaction_listener()", ListenerError)
     if destination:
         parse_destination(destination)
     if keep_alive_time != _KEEP_ALIVE_TIME or keep_alive_time_unit.upper() != _KEEP_ALIVE_UNIT:

@@ -107,9 +107,11 @@ def test_options_win_over_the_program(run: Cli, shop: Path) -> None:
     ("target", "text"),
     [
         ("shoop:app", "there is no module 'shoop' in "),
-        ("shop:ap", "'shop:ap': shop has no attribute 'ap' (there is: app)"),
+        ("shoop:app", "did you mean 'shop'?"),
+        ("shop:ap", "'shop:ap': shop has no attribute 'ap' (there is: app)\nWhere"),
+        ("shop:ap", "did you mean 'shop:app'?"),
         ("shop:bill.x", "'shop:bill.x': shop has no attribute 'bill.x'"),
-        ("shop:__name__", "shop:__name__ is a str, which is not an MQApplication"),
+        ("shop:__name__", "shop:__name__ is a str, which has no messages"),
         ("shop:", "'shop:' names no application"),
         ("shop:Database.on_start", "shop:Database.on_start is a function that needs arguments"),
     ],
@@ -128,6 +130,17 @@ def test_a_module_with_two_applications_needs_a_name(run: Cli, shop: Path) -> No
 
     assert "shop has several applications: app, other" in errors
     assert "What to do  name one, as shop:app" in errors
+
+
+def test_the_messages_of_a_web_application_are_found_in_their_module(run: Cli, shop: Path) -> None:
+    text = APP.replace(
+        "app = MQApplication(__name__)",
+        "from mqtemplate_starter_fastapi import MQTemplate\nmessages = MQTemplate(bill)",
+    )
+    (shop / "shop.py").write_text(text, "utf-8")
+
+    assert "shop is valid: listener shop.bill;" in check(run, "shop").output
+    assert "did you mean 'shop:messages'?" in check(run, "shop:mesages").errors
 
 
 def test_a_function_may_return_the_application(run: Cli, shop: Path) -> None:

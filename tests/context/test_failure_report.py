@@ -10,7 +10,7 @@ from textwrap import dedent
 import pytest
 
 from mqtemplate.context import MQApplication, service
-from mqtemplate.context.failure_report import failure_report
+from mqtemplate.context.failure_report import failure_report, without_library_frames
 from mqtemplate.errors import ConfigurationError, DependencyError, StoreFullError
 from tests.programs import run_python
 
@@ -140,6 +140,48 @@ def test_a_programmatic_start_raises_the_error_itself() -> None:
             use()
     with pytest.raises(AttributeError, match="'MQApplication' object has no attribute 'setings'"):
         _ = app.setings  # type: ignore[attr-defined]
+
+
+FAILING = """
+    from mqtemplate import MQApplication, message_listener, service
+
+    @service
+    class Stock:
+        def __init__(self):
+            self.count = read()
+
+    def read():
+        raise ValueError("no stock")
+
+    app = MQApplication(Stock, settings={"rocketmq.name-server": "embedded:memory"})
+    with app:
+        pass
+    """
+
+
+def test_a_start_outside_of_run_shows_the_reason_first_and_the_application_s_own_lines(tmp_path: Path) -> None:
+    """The traceback has no line of this library but those that the application calls."""
+    done = run_program(tmp_path, FAILING)
+
+    first, *others = done.stderr.splitlines()
+    files = [line for line in others if line.startswith('  File "')]
+    assert first.startswith("application.start_failed error=DependencyError reason='Stock could not be built: ")
+    assert "ValueError: no stock" in others
+    assert [line.rpartition(" in ")[2] for line in files] == ["__init__", "read", "<module>", "__enter__", "start"]
+    assert others[-1] == "mqtemplate.errors.DependencyError: Stock could not be built: ValueError: no stock"
+
+
+def test_the_whole_traceback_of_a_start_is_shown_on_request(tmp_path: Path) -> None:
+    done = run_program(tmp_path, FAILING, MQTEMPLATE_DEBUG="1")
+
+    assert "in configure_and_link" in done.stderr or "in open_all" in done.stderr
+
+
+def test_exceptions_that_are_linked_in_a_circle_are_shortened() -> None:
+    first, second = DependencyError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+
+    assert without_library_frames(first) is first
 
 
 @service

@@ -111,9 +111,11 @@ class Gate:
 
     def __init__(self) -> None:
         self.started, self.proceed = Event(), Event()
+        self._started: SimpleQueue[str] = SimpleQueue()
         self._received: SimpleQueue[str] = SimpleQueue()
 
     def __call__(self, body: str) -> None:
+        self._started.put(body)
         self.started.set()
         assert self.proceed.wait(PATIENCE_S)
         self._received.put(body)
@@ -134,6 +136,10 @@ class Gate:
     def take(self, count: int = 1) -> list[str]:
         """Wait for the next messages that are handled."""
         return [self._received.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    def await_started(self, count: int) -> list[str]:
+        """Wait until handlers have started with the next messages."""
+        return [self._started.get(timeout=PATIENCE_S) for _ in range(count)]
 
     @property
     def is_empty(self) -> bool:

@@ -186,8 +186,8 @@ class PullConsumerSettings(ReceiveSettings, ClientSettings):
 class ConsumerSettings(_SubscriptionKeys, ClientSettings):
     """Keys for the listeners."""
 
-    await_termination_millis_when_shutdown: Milliseconds = Field(1_000, ge=0, le=3_600_000)
-    """Milliseconds for which a stop waits for the running handlers and the fetched messages of all listeners together,
+    await_termination_millis_when_shutdown: Milliseconds = Field(30_000, ge=0, le=3_600_000)
+    """Milliseconds for which a stop waits for the running handlers of all listeners together,
     for listeners that do not set it."""
     listeners: dict[str, dict[str, bool]] = Field(default_factory=dict)
     """False: the listener of that group for that topic is not started."""

@@ -507,18 +507,19 @@ class AsyncConsumePool(ConsumePool):
             self._number, self._maximum = number, max(number, maximum)
         self.wake()
 
-    def stop(self, timeout_s: float) -> int:
-        """Let the tasks finish the ready messages, for at most *timeout_s*. Return how many tasks still run."""
+    def finish(self, timeout_s: float) -> int:
         if timeout_s > 0 and not self._loop.is_closed():
             self._idle = threading.Event()
             self._loop.call_soon_threadsafe(self._fill)
             self._idle.wait(timeout_s)
+        return len(self._tasks) + self._ending
+
+    def abandon(self) -> None:
         self._abandoned = True
         if self._tasks:
             self._handler_loop.running.add(self)
         if self._threads is not None:
             self._threads.shutdown(wait=False)
-        return len(self._tasks)
 
     def cancel(self) -> None:
         """Cancel the tasks that still run. The loop of the handlers calls it at its end."""

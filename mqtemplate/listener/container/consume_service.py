@@ -145,11 +145,11 @@ class Watchdog(Generic[_Work]):
             self._hanging.add(running)
         return late
 
-    def abandon(self) -> None:
-        """Take the work away from all handlers that run."""
-        for running in list(self._running.values()):
-            running.claim()
+    def abandon(self) -> int:
+        """Take the work away from all handlers that run. Return how many messages they have."""
+        running = list(self._running.values())
         self._running.clear()
+        return sum(len(each.work) for each in running if each.claim())
 
 
 _Item = TypeVar("_Item")
@@ -238,12 +238,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
                 self._ready.append(heapq.heappop(self._delayed)[2])
 
     def abandon(self) -> int:
-        """Forget all unfinished messages; they stay uncommitted. Return how many messages that are."""
-        unfinished = self.queues.in_flight
+        """Forget all unfinished messages; they stay uncommitted. Return how many a handler still has."""
         self._ready.clear()
         self._delayed.clear()
-        self._watchdog.abandon()
-        return unfinished
+        return self._watchdog.abandon()
 
     def _failed_around(
         self, running: RunningCall[_Work], messages: Sequence[MessageExt], error: BaseException
@@ -334,8 +332,12 @@ class ConsumePool(ABC):
         """Change the number of workers. Workers above it finish their work; none is interrupted."""
 
     @abstractmethod
-    def stop(self, timeout_s: float) -> int:
-        """Let the workers finish the ready work, for at most *timeout_s*. Return how many still run."""
+    def finish(self, timeout_s: float) -> int:
+        """Wait until no work is ready and no worker runs, at most *timeout_s*. Return how many still run."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Let the workers that still run end after their handlers."""
 
     @abstractmethod
     def add_worker(self) -> None:
@@ -450,8 +452,7 @@ class ConsumeThreadPool(ConsumePool):
         self._must_leave = self._abandoned or has_excess
         self._work.must_yield = has_excess
 
-    def stop(self, timeout_s: float) -> int:
-        """Let the threads finish the ready work, for at most *timeout_s*. Return how many threads still hang."""
+    def finish(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._stopping = True
@@ -460,8 +461,10 @@ class ConsumeThreadPool(ConsumePool):
             self._wake_event.put(None)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._abandoned = self._must_leave = True
         return sum(thread.is_alive() for thread in threads)
+
+    def abandon(self) -> None:
+        self._abandoned = self._must_leave = True
 
     def add_worker(self) -> None:
         """Wake a thread that sleeps, or start one, unless as many are awake as there may be."""

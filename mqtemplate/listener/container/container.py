@@ -194,8 +194,8 @@ class ListenerContainer:
     def stop(self) -> None:
         """Stop fetching, wait for running handlers, commit, and leave the group. Stopping twice is harmless.
 
-        The wait ends after ``await_termination_millis_when_shutdown``. Messages that are unfinished then stay
-        uncommitted and are redelivered.
+        The wait ends after ``await_termination_millis_when_shutdown``. Messages that are unfinished then, and fetched
+        ones that no handler has, stay uncommitted and are redelivered.
         """
         self.stop_fetching()
         with self._state_lock:

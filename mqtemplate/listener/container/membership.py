@@ -40,6 +40,8 @@ _WAIT_WHILE_HANDLING_MS = 500  # finished messages are committed at least this o
 _WAIT_WHILE_SUPERVISING_MS = 1
 _RETRY_POLL_MS = 1_000
 _JOIN_S = 10.0
+_FIRST_REPORT_S = 1.0
+_REPORT_INTERVAL_S = 5.0
 
 
 class ContainerState(Enum):
@@ -204,15 +206,17 @@ class Membership:
         self._thread.start()
 
     def stop_fetching(self) -> None:
-        """Fetch no more. The time that `stop` waits for the handlers starts now."""
+        """Fetch no more, and start no handler. The time that `stop` waits for the running ones starts now."""
         if self.is_running or self.state is ContainerState.BROKEN:
             self.state = ContainerState.STOPPING
+            # Fetched messages stay uncommitted: with slow handlers they would take the time of the running ones.
+            self.service.is_paused = True
             wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
             self._drained_until = time.monotonic() + wait_ms / 1_000
             self.wake_polling()
 
     def stop(self) -> int:
-        """Wait for running handlers, commit, and leave the group. Return the number of unfinished messages."""
+        """Wait for running handlers, commit, and leave the group. Return how many messages handlers still have."""
         self._stop_threads()
         unfinished = self.service.abandon()
         try:
@@ -230,11 +234,26 @@ class Membership:
         # On the loop of the handlers a wait for them would never end.
         is_abandoned = self._loop is not None and self._loop.is_current()
         if self._pool is not None:
-            self._pool.stop(0.0 if is_abandoned else max(0.0, self._drained_until - time.monotonic()))
+            self._wait_for_handlers(self._pool, time.monotonic() if is_abandoned else self._drained_until)
         if self._virtual_threads is not None:
             wait_ms = self.endpoint.settings.await_termination_millis_when_shutdown
             self._virtual_threads.finish(0 if is_abandoned else wait_ms)
         self._thread = self._pool = self._virtual_threads = None
+
+    def _wait_for_handlers(self, pool: ConsumePool, deadline: float) -> None:
+        """Wait until no handler runs, and say from time to time how many do. Then those that still run are abandoned.
+
+        Args:
+            deadline: On the monotonic clock.
+        """
+        interval_s = _FIRST_REPORT_S
+        while running := pool.finish(max(0.0, min(interval_s, deadline - time.monotonic()))):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            self._log.info("listener.waiting", running_handlers=running, at_most_s=round(left_s, 1))
+            interval_s = _REPORT_INTERVAL_S
+        pool.abandon()
 
     # --- pauses and concurrency ---------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from functools import cache
 from operator import index
 from typing import Any, TypeVar, get_type_hints
 
-from mqtemplate.callables import lazy_kind, load_name, name_of_callable, own_mark
+from mqtemplate.callables import lazy_kind, load_name, name_of_callable, own_mark, refuse_bare
 from mqtemplate.durations import duration_ms, format_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.numbers import parse_number
@@ -154,13 +154,19 @@ class ListenerDecorator:
     declaration: type
     has_other_methods: Callable[[type], bool] = lambda kind: False
 
-    def note(self, topic: object, consumer_group: str, given: Mapping[str, Any]) -> Callable[[_Target], _Target]:
+    def note(self, topic: object, consumer_group: str | None, given: Mapping[str, Any]) -> Callable[[_Target], _Target]:
         """Return a decorator that notes a spec on its object and returns the object unchanged.
 
         Raises:
             TypeError: An attribute has an unknown name.
-            ListenerError: A topic is not a name, or is named twice.
+            ListenerError: A topic is not a name, or is named twice; or there are no arguments.
         """
+        form = f"{self.name}(topic='orders', consumer_group='billing')"
+        refuse_bare(self.name, topic, form, ListenerError)
+        if consumer_group is None:
+            raise ListenerError(
+                f"{self.name} needs the group whose members share the messages of {shown(topic)}; write {form}"
+            )
         self.check_names(given)
         spec = ListenerSpec(topics=self.topics_of(topic), consumer_group=consumer_group, attributes=given)
 

@@ -47,7 +47,7 @@ def _epoch_ms(value: int | str) -> int | None:
     return int(digits) if digits else None
 
 
-_AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:1000}"
+_AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:30000}"
 _MIDDLEWARES = "objects, classes, or dotted names of these, such as 'shop.audit.Audit'"
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
@@ -174,7 +174,7 @@ MESSAGE_LISTENER = ListenerDecorator(
 
 
 def message_listener(
-    topic: str | Sequence[str], consumer_group: str, **attributes: Unpack[ListenerAttributes]
+    topic: str | Sequence[str], consumer_group: str | None = None, **attributes: Unpack[ListenerAttributes]
 ) -> Callable[[_Target], _Target]:
     """Make a function, or a class with ``on_message``, a listener for messages of one or several topics.
 
@@ -185,7 +185,7 @@ def message_listener(
         attributes: See `ListenerAttributes`.
 
     Raises:
-        ListenerError: The object cannot be a listener.
+        ListenerError: The object cannot be a listener, or *consumer_group* is missing.
         TypeError: An attribute has an unknown name.
     """
     return MESSAGE_LISTENER.note(topic, consumer_group, attributes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from mqtemplate.callables import refuse_bare
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.attributes import ListenerDecorator, ListenerSpec, check_handler
 from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
@@ -21,7 +22,7 @@ _Target = TypeVar("_Target", bound=Callable[..., object])
 _OWN = ("topic", "consumer_group")
 
 
-def listener_enhancer(*, order: int = 0) -> Callable[[_Target], _Target]:
+def listener_enhancer(_bare: None = None, /, *, order: int = 0) -> Callable[[_Target], _Target]:
     """Mark a function, or a class with ``__call__``, that may change the attributes of each listener.
 
     ::
@@ -37,6 +38,8 @@ def listener_enhancer(*, order: int = 0) -> Callable[[_Target], _Target]:
     Args:
         order: Lower numbers are called first; equal ones in the order of the components.
     """
+
+    refuse_bare("@listener_enhancer", _bare, "@listener_enhancer()", ListenerError)
 
     def mark(target: _Target) -> _Target:
         setattr(target, ENHANCER_ATTRIBUTE, order)

@@ -118,6 +118,12 @@ def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple
     """
     names = [name.strip() for topic in spec.topics for name in resolve(topic).split(",")]
     for name in names:
+        topic, colon, tag = name.partition(":")
+        if colon:
+            raise ListenerError(
+                f"{listener}: topic {name!r} has a tag, which a listener selects apart from its topic; write "
+                f"topic={topic!r}, selector_expression={tag!r}"
+            )
         try:
             if not is_pattern(name):
                 check_topic(name)

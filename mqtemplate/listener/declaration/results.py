@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar, Unpack
 
+from mqtemplate.callables import refuse_bare
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.tags import is_of_class
 from mqtemplate.template.options import SEND_OPTIONS, SendOptions
@@ -71,6 +72,7 @@ def publishes(destination: str, delay_level: int = 0, **options: Unpack[SendOpti
     Raises:
         TypeError: An option has an unknown name.
     """
+    refuse_bare("@publishes", destination, "@publishes('invoices')", ListenerError)
     _check_options("@publishes", options)
     spec = PublishSpec(destination, delay_level, options)
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from mqtemplate.callables import lazy_kind, name_of_callable, own_mark
+from mqtemplate.callables import lazy_kind, name_of_callable, own_mark, refuse_bare
 from mqtemplate.errors import ListenerError
 from mqtemplate.selectors.tags import tag_problem
 
@@ -35,6 +35,7 @@ def on_tag(*tags: str) -> Callable[[_Target], _Target]:
     Raises:
         ListenerError: A tag is empty, or named twice.
     """
+    refuse_bare("@on_tag", next(iter(tags), None), "@on_tag('paid')", ListenerError)
     if not tags or not all(map(_is_tag, tags)):
         raise ListenerError(f'@on_tag: tags must be names, got {tags!r}; write @on_tag("paid", "refunded")')
 

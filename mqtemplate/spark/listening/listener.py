@@ -163,7 +163,7 @@ _SPARK_LISTENER = ListenerDecorator(
 
 
 def spark_listener(
-    topic: str | Sequence[str], consumer_group: str, **attributes: Unpack[SparkListenerAttributes]
+    topic: str | Sequence[str], consumer_group: str | None = None, **attributes: Unpack[SparkListenerAttributes]
 ) -> Callable[[_Target], _Target]:
     """Make a function, or a class with ``on_batch``, a listener for batches of messages as DataFrames.
 
@@ -175,7 +175,7 @@ def spark_listener(
         attributes: See `SparkListenerAttributes`.
 
     Raises:
-        ListenerError: The object cannot be a listener.
+        ListenerError: The object cannot be a listener, or *consumer_group* is missing.
         TypeError: An attribute has an unknown name.
     """
     return _SPARK_LISTENER.note(topic, consumer_group, attributes)

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
-from mqtemplate.errors import MQTemplateError, SendError, UnsupportedError
+from mqtemplate.errors import MQTemplateError, RemoteConnectError, SendConnectError, SendError, UnsupportedError
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.selectors.sql92 import Sql92Selector
@@ -80,6 +80,27 @@ def test_members_and_producers_continue_after_a_server_restart(server: Restartab
 
     eventually(lambda: sends(broker, b"after"), "a send succeeds")
     assert set(bodies(take(member, 1))) == {b"after"}
+
+
+def test_a_send_in_an_outage_is_a_send_error_and_a_connect_error(server: Restartable, broker: RemoteBroker) -> None:
+    """So the classes in the documentation catch it, whether a broker or the name server is missing."""
+    message = Message("orders", b"x")
+    broker.sends.send(message)
+    server.stop()
+
+    for send in (
+        lambda: broker.sends.send(message, timeout_ms=100),
+        lambda: broker.sends.send_batch([message, message], timeout_ms=100),
+        lambda: broker.sends.send(Message("new", b"x"), timeout_ms=100),
+        lambda: broker.sends.send_async([message], timeout_ms=100).result(30),
+        lambda: broker.sends.send_one_way(message),
+    ):
+        with pytest.raises(SendConnectError, match="cannot connect to") as caught:
+            send()
+        assert isinstance(caught.value, SendError)
+        assert isinstance(caught.value, RemoteConnectError)
+        assert not caught.value.was_sent
+    server.start()  # the fixture stops it
 
 
 def test_a_broker_can_be_closed_when_its_cluster_is_down(server: Restartable, broker: RemoteBroker) -> None:

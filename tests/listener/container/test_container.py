@@ -112,25 +112,44 @@ def test_coroutines_of_all_listeners_run_on_one_loop(threaded_app: App) -> None:
 
 @both_kinds
 def test_a_stop_lets_running_handlers_finish_and_commits_them(threaded_app: App, is_async: bool) -> None:
-    """Graceful stop: fetched messages are handled."""
+    """No other one starts: a stop takes as long as the longest handler, not as long as the fetched messages."""
     gate = Gate()
-    container = threaded_app.listen(
-        gate.listener(
-            is_async=is_async, consume_thread_number=1, await_termination_millis_when_shutdown=PATIENCE_S * 1_000
-        )
-    )
+    container = threaded_app.listen(gate.listener(is_async=is_async, consume_thread_number=1))
     threaded_app.send("orders", "a", "b", "c")
     assert gate.started.wait(PATIENCE_S)
+    eventually(lambda: container.member.queues.in_flight == 3, "all are fetched")
     with ThreadPoolExecutor(1) as other:
         stopping = other.submit(container.stop)
+        eventually(lambda: container.state is ContainerState.STOPPING, "the stop has begun")
         gate.proceed.set()
         stopping.result(PATIENCE_S)
 
     assert container.state is ContainerState.STOPPED
-    handled = threaded_app.committed("billing")
-    assert handled
-    assert gate.take(handled) == ["a", "b", "c"][:handled]
+    assert threaded_app.committed("billing") == 1
+    assert gate.take(1) == ["a"]
     assert gate.is_empty
+
+
+@both_kinds
+def test_a_stop_says_how_many_handlers_it_waits_for(
+    threaded_app: App, is_async: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default it waits 30 seconds."""
+    monkeypatch.setattr("mqtemplate.listener.container.membership._FIRST_REPORT_S", 0.001)
+    gate = Gate()
+    container = threaded_app.listen(gate.listener(is_async=is_async))
+    threaded_app.send("orders", "a", "b")
+    gate.await_started(2)
+    with capture_logs() as logs, ThreadPoolExecutor(1) as other:
+        stopping = other.submit(container.stop)
+        eventually(lambda: [each for each in logs if each["event"] == "listener.waiting"], "it is logged")
+        gate.proceed.set()
+        stopping.result(PATIENCE_S)
+
+    [waiting] = [each for each in logs if each["event"] == "listener.waiting"]
+    assert waiting["running_handlers"] == 2
+    assert waiting["at_most_s"] <= container.endpoint.settings.await_termination_millis_when_shutdown / 1_000 == 30
+    assert threaded_app.committed("billing") == 2
 
 
 def test_an_unfinished_message_stays_uncommitted_at_a_stop_and_is_redelivered(threaded_app: App) -> None:

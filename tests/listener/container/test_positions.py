@@ -21,7 +21,7 @@ MODES = pytest.mark.parametrize("mode", list(ConsumeMode), ids=lambda mode: mode
 
 @MODES
 def test_pause_holds_on_threads_too(threaded_app: App, mode: ConsumeMode) -> None:
-    """A handler that runs finishes. The stop counts the fetched messages as unfinished; a restart gets them again."""
+    """A handler that runs finishes. A restart fetches the others again."""
     gate = Gate()
     container = threaded_app.listen(gate.listener(consume_mode=mode, consume_thread_number=1))
     threaded_app.send("orders", "one", "two", "three")

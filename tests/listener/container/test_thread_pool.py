@@ -52,7 +52,8 @@ def make_pool(work: Work) -> Iterator[MakePool]:
 
     yield make
     for pool in pools:
-        pool.stop(PATIENCE_S)
+        pool.finish(PATIENCE_S)
+        pool.abandon()
 
 
 def supervise_until(pool: ConsumeThreadPool, event: threading.Event) -> None:
@@ -144,11 +145,11 @@ def test_an_error_of_the_broker_ends_no_thread(work: Work, make_pool: MakePool) 
     assert len(work.threads) == 1
 
 
-def test_a_stop_finishes_the_ready_work(work: Work, make_pool: MakePool) -> None:
+def test_a_pool_finishes_the_ready_work(work: Work, make_pool: MakePool) -> None:
     pool = make_pool(2)
     done: list[int] = []
     work.pieces += [lambda: done.append(1)] * 100
     pool.wake()
 
-    assert pool.stop(PATIENCE_S) == 0
+    assert pool.finish(PATIENCE_S) == 0
     assert len(done) == 100

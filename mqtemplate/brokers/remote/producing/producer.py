@@ -16,7 +16,12 @@ from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, UNANSWERED, send_error
 from mqtemplate.brokers.remote.cluster.routes import TopicRoute
 from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
-from mqtemplate.brokers.remote.producing.send_request import SendRequest, SendRequestFactory, Tries
+from mqtemplate.brokers.remote.producing.send_request import (
+    SendRequest,
+    SendRequestFactory,
+    Tries,
+    kind_of_send_error,
+)
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
@@ -25,6 +30,7 @@ from mqtemplate.errors import (
     MessageError,
     MQTemplateError,
     RemoteConnectError,
+    SendConnectError,
     SendError,
     SendTimeoutError,
     UnsupportedError,
@@ -255,7 +261,7 @@ class Producer:
             self.instance.invoke_one_way(target.address, request.command(target.queue, one_way=True))
         except UNANSWERED as exc:
             self.avoid(target)
-            raise SendError.during(str(request), str(exc)) from exc
+            raise kind_of_send_error(exc).during(str(request), str(exc)) from exc
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
@@ -345,7 +351,7 @@ class Producer:
         try:
             return self._find_route(topic)
         except RemoteConnectError as exc:
-            raise SendError(f"no route for {topic!r}: {exc}") from exc
+            raise SendConnectError(f"no route for {topic!r}: {exc}") from exc
 
     def _find_route(self, topic: str) -> TopicRoute:
         """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`."""

@@ -22,6 +22,7 @@ from mqtemplate.errors import (
     MessageError,
     MQTemplateError,
     RemoteConnectError,
+    SendConnectError,
     SendError,
     SendTimeoutError,
 )
@@ -488,11 +489,18 @@ class Tries:
                 return refused
             kind = type(refused)
         else:
-            kind = SendTimeoutError if self._has_timed_out else SendError
+            kind = SendTimeoutError if self._has_timed_out else kind_of_send_error(failure)
         error = kind.during(str(self.request), self._text())
+        if isinstance(error, SendConnectError):
+            error.was_sent = self._counted > 0
         if isinstance(error, SendError):
             error.tries = tuple(map(str, self._failures))
         return error
+
+
+def kind_of_send_error(failure: BrokerError) -> type[SendError]:
+    """Return the class of the error of a send that ended with a failed connection or a timeout."""
+    return SendConnectError if isinstance(failure, RemoteConnectError) else SendError
 
 
 def _stored_nothing(failure: BrokerError | RemotingCommand) -> bool:

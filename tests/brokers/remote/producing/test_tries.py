@@ -7,7 +7,14 @@ import time
 import pytest
 
 from mqtemplate.brokers.remote.producing.send_request import SendRequest, Tries
-from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError, SendError, SendTimeoutError
+from mqtemplate.errors import (
+    BrokerError,
+    RemoteConnectError,
+    RemoteTimeoutError,
+    SendConnectError,
+    SendError,
+    SendTimeoutError,
+)
 from mqtemplate.message import MessageQueue, SelectedQueue
 
 REFUSED = RemoteConnectError("refused")
@@ -36,7 +43,7 @@ def test_only_tries_that_may_have_stored_the_message_count() -> None:
 
 @pytest.mark.parametrize(
     ("failures", "kind"),
-    [((REFUSED,), SendError), ((LOST, REFUSED), SendError), ((LATE, REFUSED), SendTimeoutError)],
+    [((REFUSED,), SendConnectError), ((LOST, REFUSED), SendConnectError), ((LATE, REFUSED), SendTimeoutError)],
 )
 def test_a_send_has_timed_out_if_one_of_its_tries_has(failures: tuple[BrokerError, ...], kind: type[SendError]) -> None:
     """The broker that did not answer may have stored the message, whatever happened later."""
