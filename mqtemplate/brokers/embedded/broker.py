@@ -18,6 +18,7 @@ from mqtemplate.broker import (
     QueueProgress,
     QueueSpan,
     Requests,
+    RetentionHold,
     StoreHealth,
     TopicKind,
     Transactions,
@@ -124,6 +125,9 @@ class EmbeddedBroker(Broker):
         error = cleaning.refusal if flush.error is None else str(flush.error)
         used = cleaning.disk_used_ratio
         return StoreHealth(error, self.store.end_offset - flush.flushed, None if used is None else used())
+
+    def retention_holds(self) -> Sequence[RetentionHold]:
+        return self.engine.retention_holds()
 
     # --- parts ---------------------------------------------------------------------------------
 
