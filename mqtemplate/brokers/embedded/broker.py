@@ -261,6 +261,19 @@ class EmbeddedAdmin(BrokerAdmin):
         for queue, queue_offset in offsets.items():
             self._engine.groups.commit_offset(group, queue, queue_offset)
 
+    def forget_group(self, group: str) -> None:
+        groups = self._engine.groups
+        if groups.local.has_members(group) or groups.has_remote_members(group):
+            raise _has_members(group)
+        self._engine.offsets.forget(group=group)
+
+
+def _has_members(group: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"group {group!r} has members now, so it is not gone; stop them first, or move its offsets instead with: "
+        f"mqtemplate offsets reset {group} TOPIC --to latest"
+    )
+
 
 def _stored_groups(store_files: StoreFiles) -> list[str]:
     """Return the groups that a server has stored."""
