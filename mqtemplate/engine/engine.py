@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from mqtemplate.broker import Capability, RetentionHold
+from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
 from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.engine.group_activity import GroupActivity, GroupMembers
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
-from mqtemplate.engine.retention import ProtectedMessages
+from mqtemplate.engine.retention import Retention
 from mqtemplate.engine.sends import LocalSends, MessageWriter
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.engine.transactions import TransactionService
-from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
-from mqtemplate.metrics import Metrics, MetricSample
+from mqtemplate.metrics import Metrics
 from mqtemplate.processes import absolute_path
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
@@ -84,6 +82,7 @@ class Engine:
         writer: Stores the records of messages.
         offsets: Committed offsets of the clustering groups.
         sequences: Stores the messages of sequenced sends.
+        retention: Keeps unread messages and dead letters.
         lifecycle: Whether the engine is open.
     """
 
@@ -136,13 +135,7 @@ class Engine:
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
-        self._members = GroupMembers(local_groups)
-        reserved_hours = settings.group_reserved_time if settings.keep_unread_messages else None
-        self._activity = GroupActivity(self._store_files, clock, self.offsets, self._members, reserved_hours)
-        self._protected = ProtectedMessages(store, self.queues, self.offsets, self._members, self._activity, name)
-        if settings.keep_unread_messages:
-            store.cleaning.keep(self._protected)
-            store.metrics.add_collector(self._retention_samples)
+        self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
         self.requests = LocalRequests(
             UnansweredRequests("broker.requests", clock, store.metrics),
             name,
@@ -163,14 +156,6 @@ class Engine:
     def metrics(self) -> Metrics:
         """Metrics of this broker; docs/metrics.md has their names."""
         return self.store.metrics
-
-    def retention_holds(self) -> list[RetentionHold]:
-        """Return what keeps commit log files that are older than ``file-reserved-time``."""
-        is_kept = self.settings.keep_unread_messages and self.lifecycle.is_open
-        return self._protected.holds() if is_kept else []
-
-    def _retention_samples(self) -> Iterator[MetricSample]:
-        return self._protected.samples() if self.lifecycle.is_open else iter(())
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table, such as ``"1s 10s 2h"``, until the next start.
@@ -223,7 +208,7 @@ class Engine:
         for topic in self.settings.topics:
             self.routes.queues(topic)
         self.offsets.load()
-        self._activity.load()
+        self.retention.activity.load()
 
     def _services_of_threads(self) -> dict[str, list[Service]]:
         # A checkpoint flushes each queue that has changed; producers wait for the other thread only.
@@ -231,7 +216,7 @@ class Engine:
             "mqtemplate-delay": self.delayed.services(),
             _FLUSH_THREAD: [self.store.flush_service],
             "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
-            "mqtemplate-cleaning": [self._activity, self.store.cleaning],
+            "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
         }
 
@@ -251,7 +236,7 @@ class Engine:
         """Close the files. The process that did not start the engine cannot close it."""
         if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
-        self._save_activity()
+        self.retention.close()
         self.groups.local.close()
         self.transactions.local_checkers.close()
         for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush
@@ -265,12 +250,6 @@ class Engine:
             self.groups.committed.persist()
         _log.debug("broker.stopped", broker=self.name)
 
-    def _save_activity(self) -> None:
-        try:
-            self._activity.check()
-        except StoreError as exc:  # a group counts as active for longer
-            _log.warning("broker.group_activity_not_saved", reason=str(exc))
-
     # --- remote clients ------------------------------------------------------------------------
 
     def attach(self, clients: ConnectedClients) -> None:
@@ -282,7 +261,7 @@ class Engine:
         self._remote = clients
         self.transactions.add_checker(clients)
         self.groups.connect_remote(clients.has_members)
-        self._members.connect_remote(clients.consumer_groups)
+        self.retention.members.connect_remote(clients.consumer_groups)
         self.requests.connect_remote(clients.deliver_reply)
 
     def detach(self) -> None:
@@ -290,7 +269,7 @@ class Engine:
         if self._remote is not None:
             self.transactions.remove_checker(self._remote)
             self.groups.connect_remote(lambda group: False)
-            self._members.connect_remote(tuple)
+            self.retention.members.connect_remote(tuple)
             self.requests.connect_remote(lambda reply: False)
             self._remote = None
 

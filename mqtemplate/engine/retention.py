@@ -7,13 +7,20 @@ from dataclasses import dataclass
 
 from mqtemplate.broker import ConsumeFromWhere, RetentionHold
 from mqtemplate.engine.group_activity import GroupActivity, GroupMembers, GroupTopic
+from mqtemplate.engine.groups import LocalGroups
+from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
+from mqtemplate.engine.settings import EmbeddedSettings
+from mqtemplate.errors import StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.store.cleaning import UnreadSpan
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_group
+
+_log = get_logger("mqtemplate.broker")
 
 _HOUR_MS = 3_600_000
 
@@ -76,14 +83,6 @@ class ProtectedMessages:
             holds.append(RetentionHold(span.group, span.topic, span.message_count, since_ms, size))
         return holds
 
-    def samples(self) -> Iterator[MetricSample]:
-        """Yield ``store.retention_held``: the bytes that each group keeps."""
-        sizes: dict[str, int] = {}
-        for hold in self.holds():
-            sizes[hold.group] = max(sizes.get(hold.group, 0), hold.byte_count)
-        for group, size in sizes.items():
-            yield MetricSample("store.retention_held", MetricKind.GAUGE, size, {"group": group})
-
     # --- where the unread messages of a queue start --------------------------------------------
 
     def _starts(self, queue_ids: dict[str, list[int]]) -> Iterator[tuple[str, str, int, int]]:
@@ -124,3 +123,52 @@ class ProtectedMessages:
                     # Stored before *since_ms* is old; in the same millisecond as well, as a file of that age is.
                     queue = MessageQueue(topic, self._broker_name, queue_id)
                     yield group, topic, queue_id, self._reader.search_offset(queue, since_ms + 1)
+
+
+class Retention:
+    """The part of the engine that keeps unread messages: the groups, and the messages that are kept for them.
+
+    With ``keep_unread_messages=False`` it keeps nothing.
+
+    Attributes:
+        members: The members of all groups.
+        activity: Service that notes for how long groups have been away.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        settings: EmbeddedSettings,
+        reader: QueueReader,
+        offsets: ConsumerOffsets,
+        local_groups: LocalGroups,
+        lifecycle: EngineLifecycle,
+    ) -> None:
+        self._is_on = settings.keep_unread_messages
+        self._lifecycle = lifecycle
+        self.members = members = GroupMembers(local_groups)
+        reserved_hours = settings.group_reserved_time if self._is_on else None
+        self.activity = GroupActivity(store.store_files, store.clock, offsets, members, reserved_hours)
+        self._protected = ProtectedMessages(store, reader, offsets, members, self.activity, settings.broker_name)
+        if self._is_on:
+            store.cleaning.keep(self._protected)
+        store.metrics.add_collector(self._samples)
+
+    def holds(self) -> list[RetentionHold]:
+        """Return what keeps files that are older than ``file-reserved-time``."""
+        return self._protected.holds() if self._is_on and self._lifecycle.is_open else []
+
+    def _samples(self) -> Iterator[MetricSample]:
+        """Yield ``store.retention_held``: the bytes that each group keeps."""
+        sizes: dict[str, int] = {}
+        for hold in self.holds():
+            sizes[hold.group] = max(sizes.get(hold.group, 0), hold.byte_count)
+        for group, size in sizes.items():
+            yield MetricSample("store.retention_held", MetricKind.GAUGE, size, {"group": group})
+
+    def close(self) -> None:
+        """Note which groups are active, while they still have their members."""
+        try:
+            self.activity.check()
+        except StoreError as exc:  # groups count as active for longer
+            _log.warning("broker.group_activity_not_saved", reason=str(exc))

@@ -147,7 +147,7 @@ class CleaningService:
       disk. Pending messages are copied forward first. While the disk is tight that is done only if it needs less than
       half of the file's size.
     - With ``keep-unread-messages`` a file stays while it has messages that a known group has not consumed, or dead
-      letters that are not old. It is asked for them only when it could be deleted.
+      letters that are not old. The search for them takes place only when it could be deleted.
     - Between two times at which a file can expire, only the disk is checked.
 
     One thread steps it.
@@ -201,7 +201,7 @@ class CleaningService:
         self._pending = pending
 
     def keep(self, unread: UnreadMessages) -> None:
-        """Keep unread messages unless the disk is full. Without this call a file is deleted whoever has read it."""
+        """Keep unread messages unless the disk is full. Without this call a file is deleted by its age."""
         self._unread = unread
 
     def on_wake(self, wake: Callable[[], None]) -> None:

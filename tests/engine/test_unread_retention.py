@@ -130,7 +130,7 @@ def test_with_rocketmqs_rule_a_file_is_deleted_by_its_age(tmp_path: Path, clock:
         holds = broker.retention_holds()
 
     assert len(read) < 3
-    assert holds == []
+    assert holds == ()
     assert not (tmp_path / "config" / "groupActivity.json").exists()
 
 
@@ -437,7 +437,7 @@ def test_holds_name_group_topic_messages_time_and_bytes(broker: EmbeddedBroker, 
     advance_days(broker, 10)
     holds = {(hold.group, hold.topic): hold for hold in broker.retention_holds()}
 
-    assert young == []
+    assert young == ()
     assert holds.keys() == {("billing", "orders"), ("audit", "%DLQ%audit")}
     billing = holds["billing", "orders"]
     assert (billing.message_count, billing.since_ms) == (5, start_ms + 3 * DAY_MS)

@@ -127,7 +127,7 @@ class EmbeddedBroker(Broker):
         return StoreHealth(error, self.store.end_offset - flush.flushed, None if used is None else used())
 
     def retention_holds(self) -> Sequence[RetentionHold]:
-        return self.engine.retention_holds()
+        return tuple(self.engine.retention.holds())
 
     # --- parts ---------------------------------------------------------------------------------
 
