@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -91,6 +92,7 @@ class GroupActivity:
         self._offsets = offsets
         self._members = members
         self._reserved_ms = None if reserved_hours is None else reserved_hours * _HOUR_MS
+        self._lock = threading.Lock()  # the end of the engine checks too, in another thread
         self._activities: dict[GroupTopic, _Activity] = {}
         self._checked_ms = 0  # steady
         self._due_ms: int | None = None  # steady
@@ -130,8 +132,11 @@ class GroupActivity:
 
     def check(self) -> None:
         """Count the time since the last check for each group without members and commits, and write the file."""
-        if self._reserved_ms is None:
-            return
+        if self._reserved_ms is not None:
+            with self._lock:
+                self._check(self._reserved_ms)
+
+    def _check(self, reserved_ms: int) -> None:
         now_ms = self._clock.steady_ms()
         passed_ms, self._checked_ms = now_ms - self._checked_ms, now_ms
         before, subscribed = self._activities, self._members.subscribed() | self._members.local.take_joined()
@@ -141,8 +146,8 @@ class GroupActivity:
             if not is_system_group(key[0])
         }
         self._report(before)
-        left_ms = [self._reserved_ms - each.idle_ms for each in found.values() if not self._is_over(each.idle_ms)]
-        self._due_ms = now_ms + min([self._reserved_ms // _CHECKS, *left_ms])
+        left_ms = [reserved_ms - each.idle_ms for each in found.values() if not self._is_over(each.idle_ms)]
+        self._due_ms = now_ms + min([reserved_ms // _CHECKS, *left_ms])
         if found != before:
             table = {
                 f"{topic}@{group}": {"idleMs": each.idle_ms, "offsetSum": each.offset_sum}
