@@ -12,7 +12,7 @@ from mqtemplate.broker.admin import (
     TopicKind,
     unknown_name,
 )
-from mqtemplate.broker.broker import Broker, Capability, StoreHealth
+from mqtemplate.broker.broker import Broker, Capability, RetentionHold, StoreHealth
 from mqtemplate.broker.parts import (
     CheckTransaction,
     ConsumeFromWhere,
@@ -51,6 +51,7 @@ __all__ = [
     "Registration",
     "ReleaseCauses",
     "Requests",
+    "RetentionHold",
     "StoreHealth",
     "TopicInfo",
     "TopicKind",

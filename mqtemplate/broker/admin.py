@@ -277,6 +277,16 @@ class BrokerAdmin(ABC):
             UnsupportedError: A member is connected, and the broker has no way to notify it.
         """
 
+    @abstractmethod
+    def forget_group(self, group: str) -> None:
+        """Delete the committed offsets of *group*: if it returns, it starts as a new group.
+
+        Retention keeps no messages for it any more. A server deletes the settings of the group too.
+
+        Raises:
+            UnsupportedError: A member is connected.
+        """
+
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Return the error for a name that does not exist, with the nearest known name."""

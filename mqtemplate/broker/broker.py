@@ -61,6 +61,25 @@ class StoreHealth:
     disk_used_ratio: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class RetentionHold:
+    """Messages of one topic because of which commit log files stay that are older than ``file-reserved-time``.
+
+    Attributes:
+        group: Consumer group that has not consumed them, or whose dead letters they are.
+        topic: Their topic; ``%DLQ%group`` for dead letters.
+        message_count: Number of these messages.
+        since_ms: Time (epoch ms) at which the first of the files became that old.
+        byte_count: Size of these files.
+    """
+
+    group: str
+    topic: str
+    message_count: int
+    since_ms: int
+    byte_count: int
+
+
 class Broker(ABC):
     """A message broker: it stores messages and delivers them to consumers.
 
@@ -200,6 +219,10 @@ class Broker(ABC):
     def store_health(self) -> StoreHealth | None:
         """Return the state of the store now; None if it is in another process."""
         return None
+
+    def retention_holds(self) -> Sequence[RetentionHold]:
+        """Return what keeps old files of the store in this process; nothing if it is in another process."""
+        return ()
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -11,12 +11,14 @@ from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
+from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
+from mqtemplate.engine.retention import Retention
 from mqtemplate.engine.sends import LocalSends, MessageWriter
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -44,6 +46,9 @@ class ConnectedClients(TransactionChecker, Protocol):
 
     def has_members(self, group: str) -> bool:
         """Return True if a remote client is a member of the consumer group."""
+
+    def consumer_groups(self) -> Iterable[ConsumerGroupInfo]:
+        """Return the consumer groups with remote members."""
 
     def deliver_reply(self, reply: MessageExt) -> bool:
         """Send a reply to the remote client that it names; return False if that client is not connected."""
@@ -77,6 +82,7 @@ class Engine:
         writer: Stores the records of messages.
         offsets: Committed offsets of the clustering groups.
         sequences: Stores the messages of sequenced sends.
+        retention: Keeps unread messages and dead letters.
         lifecycle: Whether the engine is open.
     """
 
@@ -129,6 +135,7 @@ class Engine:
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
+        self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
         self.requests = LocalRequests(
             UnansweredRequests("broker.requests", clock, store.metrics),
             name,
@@ -201,6 +208,7 @@ class Engine:
         for topic in self.settings.topics:
             self.routes.queues(topic)
         self.offsets.load()
+        self.retention.activity.load()
 
     def _services_of_threads(self) -> dict[str, list[Service]]:
         # A checkpoint flushes each queue that has changed; producers wait for the other thread only.
@@ -208,7 +216,7 @@ class Engine:
             "mqtemplate-delay": self.delayed.services(),
             _FLUSH_THREAD: [self.store.flush_service],
             "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
-            "mqtemplate-cleaning": [self.store.cleaning],
+            "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
         }
 
@@ -228,6 +236,7 @@ class Engine:
         """Close the files. The process that did not start the engine cannot close it."""
         if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
+        self.retention.close()
         self.groups.local.close()
         self.transactions.local_checkers.close()
         for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush
@@ -252,6 +261,7 @@ class Engine:
         self._remote = clients
         self.transactions.add_checker(clients)
         self.groups.connect_remote(clients.has_members)
+        self.retention.members.connect_remote(clients.consumer_groups)
         self.requests.connect_remote(clients.deliver_reply)
 
     def detach(self) -> None:
@@ -259,6 +269,7 @@ class Engine:
         if self._remote is not None:
             self.transactions.remove_checker(self._remote)
             self.groups.connect_remote(lambda group: False)
+            self.retention.members.connect_remote(tuple)
             self.requests.connect_remote(lambda reply: False)
             self._remote = None
 

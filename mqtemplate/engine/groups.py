@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -48,6 +48,29 @@ class LocalGroups:
         found = self._groups.get(group)
         return [] if found is None else found.members()
 
+    def consumers(self) -> list[EmbeddedConsumer]:
+        """Return the members of all groups."""
+        return [member for group in list(self._groups.values()) for member in group.consumers()]
+
+    def subscribed(self) -> set[tuple[str, str]]:
+        """Return group and topic for each topic that members of clustering groups read."""
+        return {key for member in self.consumers() if member.is_clustering for key in member.group_topics()}
+
+    def broadcasting(self) -> set[str]:
+        """Return the broadcasting groups that have members."""
+        return {member.spec.group for member in self.consumers() if not member.is_clustering}
+
+    def take_joined(self) -> set[tuple[str, str]]:
+        """Return the same as `subscribed` for the members that have joined since the last call."""
+        return {key for group in list(self._groups.values()) for key in group.take_joined()}
+
+    def starts(self) -> Iterator[tuple[str, MessageQueue, int]]:
+        """Yield group, queue and first unread queue offset for each queue of a member without a committed offset."""
+        for member in self.consumers():
+            for queue in member.assignment() if member.is_clustering else ():
+                if member.committed(queue) is None:
+                    yield member.spec.group, queue, member.start(queue)
+
     def group(self, name: str) -> ConsumerGroup:
         """Return the group of this name; create it if needed."""
         return self._groups.setdefault(name, ConsumerGroup())
@@ -70,12 +93,24 @@ class ConsumerGroup:
         self._lock = threading.Lock()
         self._members: dict[str, EmbeddedConsumer] = {}
         self._joined = 0
+        self._joined_topics: set[tuple[str, str]] = set()
         self._queue_locks: dict[MessageQueue, EmbeddedConsumer] = {}
 
     @property
     def has_members(self) -> bool:
         """True if the group has members."""
         return bool(self._members)
+
+    def consumers(self) -> list[EmbeddedConsumer]:
+        """Return the members."""
+        with self._lock:
+            return list(self._members.values())
+
+    def take_joined(self) -> set[tuple[str, str]]:
+        """Return group and topic for the topics of the clustering members that have joined since the last call."""
+        with self._lock:
+            joined, self._joined_topics = self._joined_topics, set()
+            return joined
 
     def members(self) -> list[tuple[str, ConsumerSpec]]:
         """Return id and settings of each member."""
@@ -92,6 +127,8 @@ class ConsumerGroup:
             for other in self._members.values():
                 check_same_group(other.spec, member.spec)
             self._joined += 1
+            if member.is_clustering:
+                self._joined_topics.update(member.group_topics())
             self._members[f"{member.spec.instance_name}@{self._joined:06d}"] = member
         self.rebalance()
 
@@ -153,6 +190,7 @@ class EmbeddedConsumer(Consumer):
         self._assignment: frozenset[MessageQueue] = frozenset()
         self._turn: list[MessageQueue] = []
         self._positions: dict[MessageQueue, int] = {}
+        self._starts: dict[MessageQueue, int] = {}  # first positions; they count until the first commit
         self._is_closed = False
         self._is_woken = False
         self._has_skipped = False  # the last read only skipped messages that a selector did not match
@@ -160,7 +198,8 @@ class EmbeddedConsumer(Consumer):
             topic: None if selector.selects_all else selector for topic, selector in spec.subscriptions.items()
         }
         self._retry_topic = RETRY_TOPIC_PREFIX + spec.group
-        if spec.message_model is MessageModel.CLUSTERING:
+        self.is_clustering = spec.message_model is MessageModel.CLUSTERING
+        if self.is_clustering:
             self._selectors[self._retry_topic] = None
             self._routes.create(self._retry_topic, 1)
         for topic in self._selectors:
@@ -172,6 +211,10 @@ class EmbeddedConsumer(Consumer):
     def subscribed_queues(self) -> Iterable[list[MessageQueue]]:
         """Return the queues of each topic, including the retry topic."""
         return [sorted(self._routes.queues(topic)) for topic in self._selectors]
+
+    def group_topics(self) -> Iterable[tuple[str, str]]:
+        """Return the group and each topic that it reads, the retry topic included."""
+        return [(self.spec.group, topic) for topic in self._selectors]
 
     def assign(self, queues: set[MessageQueue]) -> None:
         """Read these queues from now on. A queue that was not assigned before is read from the committed offset."""
@@ -240,7 +283,7 @@ class EmbeddedConsumer(Consumer):
     def _read_queue(self, queue: MessageQueue, max_count: int, messages: list[MessageExt]) -> None:
         at = self._positions.get(queue)
         if at is None:
-            at = self._positions[queue] = self._first_position(queue)
+            at = self._positions[queue] = self._starts[queue] = self._first_position(queue)
         reader = self._queues
         if at < (low := reader.min_offset(queue)):
             at = self._positions[queue] = self._skip_deleted(queue, at, low)
@@ -271,7 +314,7 @@ class EmbeddedConsumer(Consumer):
             queue=queue.queue_id,
             offset=queue_offset,
             next_offset=next_offset,
-            reason="retention deleted their file; see file-reserved-time",
+            reason="retention deleted their file; see keep-unread-messages and file-reserved-time",
         )
         return next_offset
 
@@ -299,8 +342,14 @@ class EmbeddedConsumer(Consumer):
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self._owner.check()
         with self._lock:
-            self._positions[queue] = queue_offset
+            self._positions[queue] = self._starts[queue] = queue_offset
         self._wake_event.set()
+
+    def start(self, queue: MessageQueue) -> int:
+        """Return the first position in a queue, from which this member reads or will read."""
+        with self._lock:
+            at = self._starts.get(queue)
+            return self._first_position(queue) if at is None else at
 
     # --- progress ------------------------------------------------------------------------------
 

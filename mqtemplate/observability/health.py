@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mqtemplate.broker import Broker
+from mqtemplate.converters.readable import time_text
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.container.membership import ContainerState
 from mqtemplate.observability.collectors import GroupLags
@@ -117,12 +118,13 @@ def _below(is_below: bool, **details: object) -> ComponentHealth:
 
 
 def broker_checks(broker: Broker, settings: HealthSettings) -> dict[str, Check]:
-    """Return the checks of a broker: ``broker``, and for an embedded one ``flush`` and ``disk``."""
+    """Return the checks of a broker: ``broker``, and for an embedded one ``flush``, ``diskSpace`` and ``retention``."""
     checks: dict[str, Check] = {"broker": lambda: _reachable(broker)}
     if broker.is_embedded:
         checks["flush"] = lambda: _flush(broker)
     if broker.path is not None:
         checks["diskSpace"] = lambda: _disk(broker, settings.max_disk_used_percent)
+        checks["retention"] = lambda: _retention(broker)
     return checks
 
 
@@ -144,6 +146,21 @@ def _disk(broker: Broker, max_percent: int) -> ComponentHealth:
     store = broker.store_health()
     used = (store.disk_used_ratio or 0.0) * 100 if store is not None else 0.0
     return _below(used <= max_percent, path=str(broker.path), usedPercent=round(used, 1), allowedPercent=max_percent)
+
+
+def _retention(broker: Broker) -> ComponentHealth:
+    """Return what keeps old files. It is always up: a restart, or no more requests, would not help."""
+    held = [
+        {
+            "group": hold.group,
+            "topic": hold.topic,
+            "messages": hold.message_count,
+            "bytes": hold.byte_count,
+            "since": time_text(hold.since_ms),
+        }
+        for hold in broker.retention_holds()
+    ]
+    return ComponentHealth(Status.UP, {"heldBackBy": held} if held else {})
 
 
 def listener_checks(

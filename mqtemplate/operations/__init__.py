@@ -19,7 +19,7 @@ from mqtemplate.operations.access import BrokerAccess, StoreAccess
 from mqtemplate.operations.dead_letters import DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter, LetterState
 from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
 from mqtemplate.operations.messages import MessageSearch, Tail
-from mqtemplate.operations.offsets import OffsetPosition, OffsetTarget, apply_reset, plan_reset
+from mqtemplate.operations.offsets import OffsetPosition, OffsetTarget, apply_reset, forget_group, plan_reset
 
 __all__ = [
     "BrokerAccess",
@@ -47,5 +47,6 @@ __all__ = [
     "TopicInfo",
     "TopicKind",
     "apply_reset",
+    "forget_group",
     "plan_reset",
 ]

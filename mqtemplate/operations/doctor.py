@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mqtemplate.broker import TopicKind
+from mqtemplate.broker import RetentionHold, TopicKind
 from mqtemplate.clock import SystemClock
 from mqtemplate.durations import format_ms
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -160,6 +160,7 @@ class FolderReport:
         was_closed: The last owner closed it, or it is in use.
         log: Result of the check of the commit log; None if its files cannot be opened.
         message_counts: Topic -> number of messages, without system topics.
+        holds: What keeps commit log files that are older than ``file-reserved-time``.
         pending: Horizon, such as ``next hour`` -> number of pending messages.
         start: What a start would do, one sentence each.
         warnings: Events that a start would log, from the level WARNING on.
@@ -173,6 +174,7 @@ class FolderReport:
     parts: list[PartSize] = field(default_factory=list)
     log: LogCheck | None = None
     message_counts: dict[str, int] = field(default_factory=dict)
+    holds: list[RetentionHold] = field(default_factory=list)
     pending: dict[str, int] = field(default_factory=dict)
     groups: list[GroupBacklog] = field(default_factory=list)
     start: list[str] = field(default_factory=list)
@@ -243,6 +245,7 @@ def _start(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) ->
         topics = [topic for topic in access.admin.topics() if topic.kind is not TopicKind.SYSTEM]
         report.message_counts = {topic.name: topic.message_count for topic in topics}
         report.groups = [GroupBacklog(group.name, group.lag) for group in access.admin.groups()]
+        report.holds = list(broker.retention_holds())
         report.pending = pending_by_horizon(access)
     if report.used_by is None:
         report.start = list(_plan(report, settings, checkpoint))
@@ -267,7 +270,10 @@ def _plan(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) -> 
     if overdue := report.pending.get("overdue"):
         yield f"deliver {overdue} messages at once, which were due while no broker ran"
     oldest_ms = SystemClock().now_ms() - settings.file_reserved_time * _HOUR
-    if expired := [start for start, newest_ms in sorted(log.newest_ms.items())[:-1] if newest_ms <= oldest_ms]:
+    expired = [start for start, newest_ms in sorted(log.newest_ms.items())[:-1] if newest_ms <= oldest_ms]
+    if held_bytes := max((hold.byte_count for hold in report.holds), default=0):
+        expired = [start for start in expired if start + held_bytes <= expired[-1]]
+    if expired:
         yield (
             f"delete {len(expired)} commit log files at {settings.delete_when} o'clock: their messages are older than "
             f"file-reserved-time ({format_ms(settings.file_reserved_time * _HOUR)}); pending ones are kept"

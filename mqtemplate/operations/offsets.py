@@ -1,11 +1,11 @@
-"""Resets of the offsets of consumer groups."""
+"""Resets of the offsets of consumer groups, and groups that are forgotten."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from mqtemplate.broker import OffsetChange, QueueSpan
+from mqtemplate.broker import GroupInfo, OffsetChange, QueueSpan
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.operations.access import BrokerAccess
 
@@ -89,3 +89,19 @@ def apply_reset(access: BrokerAccess, group: str, changes: list[OffsetChange]) -
     """
     if changes:
         access.open_for_changes().admin().set_offsets(group, {change.queue: change.after for change in changes})
+
+
+def forget_group(access: BrokerAccess, group: str) -> GroupInfo:
+    """Delete the committed offsets of a group that is gone, so that retention keeps no messages for it.
+
+    Returns:
+        The group as it was.
+
+    Raises:
+        UnknownNameError: There is no such group.
+        StoreLockedError: The broker is a store directory that another process has open.
+        UnsupportedError: A member is connected.
+    """
+    found = access.admin.group(group)
+    access.open_for_changes().admin().forget_group(group)
+    return found

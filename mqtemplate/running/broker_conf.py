@@ -328,6 +328,12 @@ _KEYS = {
     "transactionCheckMax": "mqtemplate.broker.transaction-check-max",
     "transactionTimeOut": "mqtemplate.broker.transaction-timeout-ms",
 }
+_OWN_KEYS = {
+    # key that RocketMQ ignores -> key here
+    "deadLetterReservedTime": "mqtemplate.broker.dead-letter-reserved-time",
+    "groupReservedTime": "mqtemplate.broker.group-reserved-time",
+    "keepUnreadMessages": "mqtemplate.broker.keep-unread-messages",
+}
 _ADDRESS_KEYS = ("bindAddress", "listenPort", "brokerIP1")
 _DEFAULT_PORT = "10911"
 _NAME_SERVER_PORT = "9876"
@@ -386,20 +392,21 @@ def read_broker_conf(file: Path) -> BrokerConf:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigurationError("\n  ".join([f"{file} is not usable: {count}", *problems]))
     root = ConfigNode()
-    for name, key in _KEYS.items():
+    for name, key in (_KEYS | _OWN_KEYS).items():
         if name in entries:
             entry = entries[name]
             root.put(tuple(key.split(".")), _value(entry), f"{file.name}:{entry.line}")
     _put_addresses(root, entries, file.name)
-    acting = {*_KEYS, *_ADDRESS_KEYS, *_PLACES}
+    acting = {*_KEYS, *_OWN_KEYS, *_ADDRESS_KEYS, *_PLACES}
     return BrokerConf(root, {name: reason_for(name) for name in entries if name not in acting})
 
 
 def _problem(entry: PropertyEntry, entries: Mapping[str, PropertyEntry]) -> str | None:
     """Return why an entry cannot be honoured; None if it can, or means nothing here."""
     name, value = entry.key, entry.value
-    if name not in KNOWN_NAMES:
-        return f"{name} is not a key of RocketMQ's broker; {did_you_mean(name, KNOWN_NAMES, 'remove it')}"
+    if name not in KNOWN_NAMES and name not in _OWN_KEYS:
+        known = [*KNOWN_NAMES, *_OWN_KEYS]
+        return f"{name} is not a key of RocketMQ's broker; {did_you_mean(name, known, 'remove it')}"
     if name in _ALLOWED and value not in _ALLOWED[name][0]:
         allowed, advice = _ALLOWED[name]
         return f"{name} must be {' or '.join(allowed)}, got {value!r}: {advice}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ from mqtemplate.metrics import Metrics
 from mqtemplate.services import ClockWatch, wall_time
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
+from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.store")
 
@@ -22,6 +23,8 @@ _INTERVAL_MS = 10_000  # between checks of the disk, and between runs; RocketMQ'
 _RETRY_MS = 600_000  # for a file that could not be deleted, while the disk has space
 _AFTER_CLOCK_SET_MS = 3_600_000
 """No file is deleted for its age so soon after the clock was set forward: by then a mistake is noticed."""
+_WARNING_BELOW = 0.10
+"""Part of the disk between the warning and the limit from which unread messages are deleted."""
 
 
 class LogFile(NamedTuple):
@@ -69,6 +72,33 @@ class KeptMessages(Protocol):
         """Return the size of the pending messages in this part of the log."""
 
 
+class UnreadSpan(NamedTuple):
+    """Messages of one topic that a group has not consumed, or dead letters that are not old.
+
+    Attributes:
+        group: The group that has not consumed them, or whose dead letters they are.
+        message_count: Number of these messages in the part of the log that was searched.
+        physical_offset: Physical offset of the first one.
+    """
+
+    group: str
+    topic: str
+    message_count: int
+    physical_offset: int
+
+    def __str__(self) -> str:
+        if self.topic.startswith(DLQ_TOPIC_PREFIX):
+            return f"group {self.group!r} has dead letters that are not old (dead-letter-reserved-time)"
+        return f"group {self.group!r} has not consumed messages of topic {self.topic!r}"
+
+
+class UnreadMessages(Protocol):
+    """The messages that the cleaning keeps unless the disk is full."""
+
+    def before(self, physical_end: int) -> Sequence[UnreadSpan]:
+        """Return the unread messages and the dead letters in the log before this offset, by group and topic."""
+
+
 def is_delete_hour(time_ms: int, hours: frozenset[int]) -> bool:
     """Return True if files may be deleted at *time_ms*, in local time."""
     return _local(time_ms).hour in hours
@@ -105,7 +135,9 @@ class CleaningService:
     ==========================================  =====================================================================
     any                                         files older than ``file-reserved-time``, in the hours of ``delete-when``
     above ``disk-max-used-space-ratio``         the same at any hour
-    above ``disk-space-clean-forcibly-ratio``   the oldest, whatever its age (``clean-file-forcibly-enable``)
+    ten percent below the next limit            the same, and a warning that unread messages will be deleted
+    above ``disk-space-clean-forcibly-ratio``   the oldest, whatever its age (``clean-file-forcibly-enable``), also if
+                                                it has unread messages: one warning for each group and topic
     above ``disk-space-warning-level-ratio``    the same, and new messages are refused
     ==========================================  =====================================================================
 
@@ -114,21 +146,30 @@ class CleaningService:
     - A file stays while it has a pending message, while a restart would read it, or while it is not completely on the
       disk. Pending messages are copied forward first. While the disk is tight that is done only if it needs less than
       half of the file's size.
+    - With ``keep-unread-messages`` a file stays while it has messages that a known group has not consumed, or dead
+      letters that are not old. The search for them takes place only when it could be deleted.
     - Between two times at which a file can expire, only the disk is checked.
 
     One thread steps it.
 
     Args:
         disk_used_ratio: Returns the used part of the disk, 0 to 1. None ignores the disk.
+        disk_used_ratio_soon: The same for the warning: a large disk with little space counts as used earlier.
 
     Attributes:
         refusal: Reason why new messages are refused; None while they are accepted.
+        is_near_limit: True while the disk is near the limit from which unread messages are deleted.
         on_cleaned: Hooks that are called after each deletion with the new start of the log.
     """
 
     name = "store.cleaning"
 
-    def __init__(self, store: CleanedStore, disk_used_ratio: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        store: CleanedStore,
+        disk_used_ratio: Callable[[], float] | None = None,
+        disk_used_ratio_soon: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._store = store
         self._clock = store.clock
         settings = store.settings
@@ -138,11 +179,16 @@ class CleaningService:
         self._max_used = settings.disk_max_used_space_ratio / 100
         self._tight = settings.disk_space_clean_forcibly_ratio / 100
         self._full = settings.disk_space_warning_level_ratio / 100
+        self._limit = self._tight if self._is_forcible else self._full
         self.disk_used_ratio = disk_used_ratio
+        self._disk_used_ratio_soon = disk_used_ratio_soon
         self.refusal: str | None = None
+        self.is_near_limit = False
         self._pending: KeptMessages | None = None
+        self._unread: UnreadMessages | None = None
         self.on_cleaned: list[Callable[[int], object]] = []
         self._deleted = store.metrics.counter("store.files_deleted")
+        store.metrics.gauge("store.disk_near_limit", lambda: int(self.is_near_limit))
         self._files_in_run = 0
         self._kept: _KeptFile | None = None
         self._checked_ms = 0
@@ -153,6 +199,10 @@ class CleaningService:
     def load(self, pending: KeptMessages | None) -> None:
         """Take the pending messages of the store. Without them (None) no file is deleted."""
         self._pending = pending
+
+    def keep(self, unread: UnreadMessages) -> None:
+        """Keep unread messages unless the disk is full. Without this call a file is deleted by its age."""
+        self._unread = unread
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: the time at which the next file can expire is known in advance."""
@@ -173,6 +223,7 @@ class CleaningService:
         used = 0.0 if self.disk_used_ratio is None else self.disk_used_ratio()
         self._update_refusal(used)
         file = self._store.oldest_file()
+        self._update_warning(file, used)
         reason = None if file is None else self._reason_to_delete(file, now_ms, used)
         if file is None or reason is None:
             self._files_in_run = 0
@@ -223,6 +274,34 @@ class CleaningService:
 
     # --- deleting ------------------------------------------------------------------------------
 
+    def _update_warning(self, file: LogFile | None, used: float) -> None:
+        """Log a warning when the disk comes near the limit from which unread messages are deleted."""
+        soon = used if self.disk_used_ratio is None else max(used, self._disk_used_ratio_soon())
+        is_near = soon > self._limit - _WARNING_BELOW
+        if is_near == self.is_near_limit:
+            return
+        self.is_near_limit = is_near
+        if not is_near:
+            _log.info("store.disk_has_space", used=round(soon, 3))
+            return
+        unread = [] if file is None else [str(span) for span in self._unread_before(file.end)]
+        then = (
+            "the oldest files are deleted, also those with unread messages and dead letters"
+            if self._is_forcible
+            else "new messages are refused"
+        )
+        _log.warning(
+            "store.disk_nearly_full",
+            used=round(soon, 3),
+            limit=self._limit,
+            first_file="; ".join(unread) or "no unread messages",
+            hint=f"above the limit {then}; free disk space, let these groups consume, or forget groups that are gone "
+            "with: mqtemplate offsets forget GROUP",
+        )
+
+    def _unread_before(self, physical_end: int) -> Sequence[UnreadSpan]:
+        return () if self._unread is None else self._unread.before(physical_end)
+
     def _keep(self, file: LogFile, why_not: str, now_ms: int, used: float) -> int:
         """Note that *file* cannot be deleted. Return the time of the next attempt."""
         is_tight = used > self._tight
@@ -239,6 +318,12 @@ class CleaningService:
             return "it is unknown if it has pending messages"
         if used > self._tight and (pending := self._pending.pending_bytes(start, end)) * 2 >= end - start:
             return f"{pending} of its {end - start} bytes are pending messages, and the disk has no space for copies"
+        unread = self._unread_before(end)
+        if unread and not (self._is_forcible and used > self._tight):
+            return (
+                f"{'; '.join(map(str, unread))}; it stays until they are consumed or old, or the disk is full; forget "
+                "a group that is gone with: mqtemplate offsets forget GROUP"
+            )
         try:
             if not self._pending.copy_forward(start, end):
                 return "it has pending messages that could not be copied forward"
@@ -251,6 +336,21 @@ class CleaningService:
         self._deleted.add()
         age_h = None if newest_ms is None else round((now_ms - newest_ms) / _HOUR_MS, 1)
         _log.info("store.file_deleted", file=file_name(start), reason=reason, age_h=age_h, used=round(used, 3))
+        for span in unread:
+            self._report_loss(span, file, used)
         for hook in self.on_cleaned:
             hook(end)
         return None
+
+    def _report_loss(self, span: UnreadSpan, file: LogFile, used: float) -> None:
+        self._store.metrics.counter("store.unread_deleted", group=span.group, topic=span.topic).add(span.message_count)
+        _log.warning(
+            "store.unread_deleted",
+            group=span.group,
+            topic=span.topic,
+            messages=span.message_count,
+            file=file_name(file.start),
+            used=round(used, 3),
+            limit=self._tight,
+            hint="the disk is full: free space, or let the group consume, before more of its messages are deleted",
+        )

@@ -499,11 +499,18 @@ class CommitLog(LogReader):
         No record in it was stored later than the first record of any later file, or than the last record. So a time at
         which the clock was ahead does not count once a record was stored by the right one.
         """
+        return next(self.complete_files(), None)
+
+    def complete_files(self) -> Iterator[LogFile]:
+        """Yield all files but the last one, oldest first; see `oldest_file`."""
         starts = list(self.files.starts)
-        if len(starts) < 2:
-            return None
+        for index, (start, end) in enumerate(pairwise(starts)):
+            yield LogFile(start, end, self._newest_ms(starts[index + 1 :]))
+
+    def _newest_ms(self, later_starts: Sequence[int]) -> int | None:
+        """Return the time after which no record before these files was stored; None if it is unknown."""
         now_ms, newest_ms = self._clock.now_ms(), self.last_store_timestamp or None
-        for start in starts[1:]:
+        for start in later_starts:
             try:
                 record = self.read_at(start)
             except CorruptRecordError:
@@ -512,7 +519,7 @@ class CommitLog(LogReader):
                 newest_ms = min(record.store_timestamp, newest_ms or record.store_timestamp)
                 if record.store_timestamp <= now_ms and not self.clock_steps.are_between(start, self.end):
                     break  # the usual case: all later ones are newer
-        return LogFile(starts[0], starts[1], newest_ms)
+        return newest_ms
 
     def detach_before(self, physical_offset: int) -> list[MappedFile]:
         """Detach the files that end at this offset or before, but never the last one. `files.remove` deletes them."""

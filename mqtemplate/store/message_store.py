@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import takewhile
 from time import perf_counter_ns
 from typing import Any, overload
 
@@ -38,6 +39,8 @@ _FREE_FILES = 16
 
 A nearly full disk of a terabyte has space for months.
 """
+_WARNING_FREE_FILES = 4 * _FREE_FILES
+"""The same for the warning before files are deleted although their messages are unread."""
 _FLUSH_TIMEOUT_MS = 60_000
 
 _log = get_logger("mqtemplate.store")
@@ -101,7 +104,11 @@ class MessageStore:
         self.flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
         self.index = IndexService(store_files, settings, clock)
         # On a virtual clock the disk is ignored: a test has the same result on every machine.
-        self.cleaning = CleaningService(self, None if clock.is_virtual else self._disk_used_ratio)
+        self.cleaning = (
+            CleaningService(self)
+            if clock.is_virtual
+            else CleaningService(self, self._disk_used_ratio, self._disk_used_ratio_soon)
+        )
         self.metrics.gauge("store.flush_failed", lambda: int(self.group_commit.error is not None))
         if not clock.is_virtual:
             self.metrics.gauge("store.disk_used", self._disk_used_ratio)
@@ -424,6 +431,13 @@ class MessageStore:
         """Return the ids of the consume queues of *topic*."""
         return sorted(queue_id for name, queue_id in list(self._queues) if name == topic)
 
+    def queue_ids_by_topic(self) -> dict[str, list[int]]:
+        """Return the ids of the consume queues of each topic."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in list(self._queues):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
     def topic_ends(self) -> dict[str, int]:
         """Return, for each topic, the sum of its queues' ends. It grows by one with each message."""
         ends: dict[str, int] = {}
@@ -473,9 +487,18 @@ class MessageStore:
     def _disk_used_ratio(self) -> float:
         return self.store_files.disk_used_ratio(_FREE_FILES * self.sizes.commit_log)
 
+    def _disk_used_ratio_soon(self) -> float:
+        return self.store_files.disk_used_ratio(_WARNING_FREE_FILES * self.sizes.commit_log)
+
     def oldest_file(self) -> LogFile | None:
         """Return the first file of the log; None if it is the only one."""
         return self._commit_log.oldest_file()
+
+    def expired_files(self) -> list[LogFile]:
+        """Return the files that are older than ``file-reserved-time``, oldest first."""
+        newest_ms = self.clock.now_ms() - self.settings.file_reserved_time * 3_600_000
+        files = self._commit_log.complete_files()
+        return list(takewhile(lambda file: file.newest_ms is not None and file.newest_ms <= newest_ms, files))
 
     def checkpoint_after(self, physical_offset: int) -> bool:
         """Take a checkpoint. Return True if a restart from now on reads no record before *physical_offset*."""

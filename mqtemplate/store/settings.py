@@ -63,7 +63,20 @@ class StoreSettings:
     """Milliseconds between two checkpoints. After a crash the store reads the commit log again from the last one."""
 
     file_reserved_time: Annotated[int, Ge(1)] = 72
-    """Hours that a commit log file is kept after its newest message. Pending messages are kept until their delivery."""
+    """Hours that a commit log file is kept after its newest message. Pending messages are kept until their delivery,
+    and by default unread messages and dead letters as long as the next three keys say."""
+
+    keep_unread_messages: bool = True
+    """True: a file stays while it has messages that a known consumer group has not consumed, or dead letters that are
+    not old, until the disk is full. False: RocketMQ's rule, a file is deleted by its age whether or not its messages
+    were consumed."""
+
+    dead_letter_reserved_time: Annotated[int, Ge(0)] = 720
+    """Hours that dead letters are kept; 0: no longer than other messages. Only with ``keep-unread-messages``."""
+
+    group_reserved_time: Annotated[int, Ge(1)] = 720
+    """Hours without a member and without a commit after which the unread messages of a group are not kept any more.
+    Only the time in which a broker runs counts. Only with ``keep-unread-messages``."""
 
     delete_when: str = "04"
     """Hours of the day, local time, in which older files are deleted; several as ``04;16``."""
@@ -73,7 +86,8 @@ class StoreSettings:
     the disk has no room for 16 more commit log files."""
 
     disk_space_clean_forcibly_ratio: int = 85
-    """Percent of the disk above which the oldest files are deleted whatever their age."""
+    """Percent of the disk above which the oldest files are deleted whatever their age, with their unread messages and
+    dead letters. Ten percent below there is a warning."""
 
     disk_space_warning_level_ratio: int = 90
     """Percent of the disk above which the store refuses new messages. None of the three ratios may be above the next;
@@ -89,6 +103,16 @@ class StoreSettings:
     def __post_init__(self) -> None:
         if self.file_reserved_time < 1:
             raise ConfigurationError(f"file-reserved-time must be 1 hour or more, got {self.file_reserved_time}")
+        if self.dead_letter_reserved_time < 0:
+            raise ConfigurationError(
+                "dead-letter-reserved-time must be 0 hours or more (0: no longer than other messages), got "
+                f"{self.dead_letter_reserved_time}"
+            )
+        if self.group_reserved_time < 1:
+            raise ConfigurationError(
+                f"group-reserved-time must be 1 hour or more, got {self.group_reserved_time}; to delete files whether "
+                "or not a group has read them, set keep-unread-messages to false"
+            )
         parse_delete_when(self.delete_when)
         ratios = (
             self.disk_max_used_space_ratio,

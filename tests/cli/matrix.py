@@ -92,6 +92,7 @@ COMMANDS: dict[str, Words] = {
     "dlq edit": _letter("edit", 1, "--body", "changed", "--yes"),
     "dlq purge": _letter("purge", 2, "--yes"),
     "offsets reset": _fixed("offsets", "reset", "billing", "orders", "--to", "earliest", "--yes"),
+    "offsets forget": _fixed("offsets", "forget", "billing", "--yes"),
     "bench": _fixed("bench", "--count", "20", "--topic", "bench"),
     # commands for a running application on the broker
     "listeners ls": _of_application("listeners", "ls"),

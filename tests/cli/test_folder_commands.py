@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.message import Message, Property
+from mqtemplate.message import Message, MessageQueue, Property
 from tests.cli.running import CommandLine, prepare
 
 HOUR_MS = 3_600_000
@@ -271,3 +272,25 @@ def test_wrong_arguments(command_line: CommandLine, store: Path, options: list[s
 
     assert result.code == code
     assert text in " ".join(result.errors.split())
+
+
+def test_doctor_names_the_groups_that_keep_old_files(command_line: CommandLine, tmp_path: Path) -> None:
+    """A start would delete the file before their first unread message only."""
+    folder, clock = tmp_path / "old", VirtualClock(SystemClock().now_ms() - 10 * 86_400_000)
+    settings = EmbeddedSettings(mapped_file_size_commit_log=65_536, default_topic_queue_nums=1)
+    with EmbeddedBroker(folder, settings, clock) as broker:
+        since_ms = clock.now_ms() + 72 * 3_600_000
+        for _ in range(10):
+            broker.sends.send(Message("orders", bytes(20_000)))
+        broker.groups.commit_offset("billing", MessageQueue("orders", "broker-a", 0), 4)
+
+    report = report_of(command_line, folder)
+    text = command_line.plain("doctor", str(folder)).output
+
+    assert report["retention_holds"] == [
+        {"group": "billing", "topic": "orders", "message_count": 5, "since_ms": since_ms, "byte_count": 131_072}
+    ]
+    assert any(line.startswith("delete 1 commit log files at 04 o'clock") for line in report["start"])
+    assert re.search(
+        r"kept      128.* older than file-reserved-time since .*: group billing has 5 unread messages in orders", text
+    )

@@ -168,6 +168,6 @@ def test_a_server_has_health_and_metrics_on_its_management_port(tmp_path: Path) 
         health, metrics = json.loads(get("health")), get("prometheus")
 
     assert health["status"] == "UP"
-    assert {"broker", "flush", "diskSpace"} == health["components"].keys()
+    assert {"broker", "flush", "diskSpace", "retention"} == health["components"].keys()
     assert b"mqtemplate_server_connections" in metrics
     assert b"mqtemplate_server_requests_total" in metrics

@@ -24,7 +24,7 @@ from tests.cli.running import CommandLine, prepare
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = [
     *("broker", "capabilities", "send", "tail", "messages", "topics", "groups", "beans", "conditions", "bench"),
-    *("doctor", "simulate", "offsets show", "offsets reset", "config show"),
+    *("doctor", "simulate", "offsets show", "offsets reset", "offsets forget", "config show"),
     *(f"delayed {verb}" for verb in ("ls", "show", "cancel", "reschedule", "purge", "histogram")),
     *(f"dlq {verb}" for verb in ("ls", "show", "diff", "edit", "resend", "purge")),
 ]

@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.checkers import TransactionCheck
+from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.errors import BrokerClosedError, MessageError, RequestTimeoutError, SendError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.testing import Harness, messages_in
@@ -86,6 +87,9 @@ class RemoteClients:
 
     def has_members(self, group: str) -> bool:
         return False
+
+    def consumer_groups(self) -> list[ConsumerGroupInfo]:
+        return []
 
     def deliver_reply(self, reply: MessageExt) -> bool:
         self.replies.append(reply)

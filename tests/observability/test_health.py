@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from mqtemplate import MQApplication, RocketMQTemplate, VirtualClock, message_listener
-from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
+from mqtemplate.converters.readable import time_text
 from mqtemplate.errors import StoreError
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Observability, Status, broker_checks
+from mqtemplate.testing import Harness
 from tests.waiting import eventually
 
 from .conftest import Observe
@@ -228,3 +232,24 @@ def test_the_broker_of_a_further_template_and_the_lag_there_are_checked() -> Non
     assert health.components["lag"].details["groups"] == {"auditors": 2}
     assert {each.labels["listener"] for each in lags} == {app.containers[0].endpoint.id}
     assert (health.status, broken.components["broker.audit"].status) == (Status.UP, Status.DOWN)
+
+
+def test_health_names_the_groups_that_keep_old_files(tmp_path: Path) -> None:
+    """It stays up: a restart would not help, and neither would fewer requests."""
+    clock = VirtualClock()
+    settings = EmbeddedSettings(mapped_file_size_commit_log=65_536, default_topic_queue_nums=1)
+    with EmbeddedBroker(tmp_path, settings, clock) as broker:
+        checks = HealthChecks(broker_checks(broker, HealthSettings()), is_virtual=True)
+        for _ in range(4):
+            broker.sends.send(Message("orders", bytes(20_000)))
+        broker.groups.commit_offset("billing", MessageQueue("orders", "broker-a", 0), 1)
+        young = checks.read().components["retention"]
+        since = clock.now_ms() + 72 * 3_600_000
+        Harness(broker).advance("5d")
+        old = checks.read().components["retention"]
+
+    assert (young.status, young.details) == (Status.UP, {})
+    assert old.status is Status.UP
+    assert old.details["heldBackBy"] == [
+        {"group": "billing", "topic": "orders", "messages": 2, "bytes": 65_536, "since": time_text(since)}
+    ]

@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import MessageError, StoreLockedError, UnsupportedError
+from mqtemplate.errors import MessageError, StoreLockedError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations import (
     BrokerAccess,
@@ -18,6 +18,7 @@ from mqtemplate.operations import (
     StoreAccess,
     TopicKind,
     apply_reset,
+    forget_group,
     plan_reset,
 )
 from mqtemplate.selectors.sql92 import Sql92Selector
@@ -115,6 +116,35 @@ def test_a_group_with_listeners_in_this_process_is_refused() -> None:
         member = broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
         with pytest.raises(UnsupportedError, match="has listeners in this process, with read positions of their own"):
             broker.admin().set_offsets("billing", {MessageQueue("orders", broker.name, 0): 1})
+        member.close()
+
+
+def test_a_group_that_is_gone_is_forgotten(access: BrokerAccess) -> None:
+    """Retention keeps no messages for a group without offsets. A group that returns starts as a new one."""
+    before = forget_group(access, "billing")
+
+    assert before.lag == 4
+    assert [each.committed for each in before.progress if each.queue.topic == "orders"] == [3, 3]
+    queues = access.broker.queues("orders")
+    assert [access.broker.groups.committed_offset("billing", queue) for queue in queues] == [None, None]
+
+
+def test_a_group_that_does_not_exist_cannot_be_forgotten(access: BrokerAccess) -> None:
+    with pytest.raises(UnknownNameError, match="group 'bill' does not exist; did you mean 'billing'"):
+        forget_group(access, "bill")
+
+
+@pytest.mark.parametrize("kind", ["memory", "server"])
+def test_a_group_with_members_is_not_forgotten(kind: str, tmp_path: Path) -> None:
+    with access_of(kind, tmp_path) as access:
+        member = access.broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        member.poll(1, 500)
+        with pytest.raises(
+            UnsupportedError,
+            match=r"group 'billing' has members now.*, so it is not gone; stop them first, or move its offsets instead "
+            "with: mqtemplate offsets reset billing TOPIC --to latest",
+        ):
+            forget_group(access, "billing")
         member.close()
 
 

@@ -193,6 +193,14 @@ def test_files_in_memory_are_deleted_as_well(clock: VirtualClock) -> None:
     [
         ({"file_reserved_time": 0}, "file-reserved-time must be 1 hour or more, got 0"),
         (
+            {"dead_letter_reserved_time": -1},
+            "dead-letter-reserved-time must be 0 hours or more (0: no longer than other messages), got -1",
+        ),
+        (
+            {"group_reserved_time": 0},
+            "got 0; to delete files whether or not a group has read them, set keep-unread-messages to false",
+        ),
+        (
             {"delete_when": "4,16"},
             "delete-when: '4,16' is not an hour of the day; give 00 to 23, several with a semicolon",
         ),

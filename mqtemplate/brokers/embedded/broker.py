@@ -18,6 +18,7 @@ from mqtemplate.broker import (
     QueueProgress,
     QueueSpan,
     Requests,
+    RetentionHold,
     StoreHealth,
     TopicKind,
     Transactions,
@@ -124,6 +125,9 @@ class EmbeddedBroker(Broker):
         error = cleaning.refusal if flush.error is None else str(flush.error)
         used = cleaning.disk_used_ratio
         return StoreHealth(error, self.store.end_offset - flush.flushed, None if used is None else used())
+
+    def retention_holds(self) -> Sequence[RetentionHold]:
+        return tuple(self.engine.retention.holds())
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -256,6 +260,19 @@ class EmbeddedAdmin(BrokerAdmin):
             )
         for queue, queue_offset in offsets.items():
             self._engine.groups.commit_offset(group, queue, queue_offset)
+
+    def forget_group(self, group: str) -> None:
+        groups = self._engine.groups
+        if groups.local.has_members(group) or groups.has_remote_members(group):
+            raise _has_members(group)
+        self._engine.offsets.forget(group=group)
+
+
+def _has_members(group: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"group {group!r} has members now, so it is not gone; stop them first, or move its offsets instead with: "
+        f"mqtemplate offsets reset {group} TOPIC --to latest"
+    )
 
 
 def _stored_groups(store_files: StoreFiles) -> list[str]:

@@ -167,6 +167,17 @@ class RemoteAdmin(BrokerAdmin):
         for queue, queue_offset in offsets.items():
             self._reset(group, queue, queue_offset)
 
+    def forget_group(self, group: str) -> None:
+        if members := sorted(each.client_id for found in self._connections(group) for each in found.connection_set):
+            raise UnsupportedError(
+                f"group {group!r} has members now ({', '.join(members[:5])}), so it is not gone; stop them first, or "
+                f"move its offsets instead with: mqtemplate offsets reset {group} TOPIC --to latest"
+            )
+        header = headers.DeleteSubscriptionGroupRequestHeader(group_name=self._names.wrap(group), clean_offset=True)
+        for address in self._masters().values():
+            request = RemotingCommand.request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+            self._context.call(address, request, f"forget group {group!r}")
+
     def _is_before_5(self, broker_name: str) -> bool:
         return self._context.instance.is_before_5(self._context.routes.address(broker_name))
 

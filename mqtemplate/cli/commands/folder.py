@@ -104,6 +104,7 @@ def _report_record(report: FolderReport) -> dict[str, Any]:
         | {"newest_ms": max(log.newest_ms.values(), default=None)},
         "damages": [asdict(each) for each in (log.damages if log else ())],
         "topics": report.message_counts,
+        "retention_holds": [asdict(each) for each in report.holds],
         "pending": report.pending,
         "groups": [asdict(each) for each in report.groups],
         "start": report.start,
@@ -133,6 +134,7 @@ def _print_report(call: CommandCall, report: FolderReport) -> None:
             f"{report.log.end_offset}, {time_text(report.log.oldest_ms)} to {time_text(newest_ms)}"
         )
     _print_contents(call, report)
+    _print_holds(call, report)
     _print_findings(call, report)
 
 
@@ -144,6 +146,15 @@ def _print_contents(call: CommandCall, report: FolderReport) -> None:
     }
     for title, parts in lines.items():
         call.output.line(f"{title.ljust(8)}  {', '.join(parts) or 'none'}")
+
+
+def _print_holds(call: CommandCall, report: FolderReport) -> None:
+    for each in report.holds:
+        kind = "dead letters that are not old" if each.topic.startswith("%DLQ%") else "unread messages"
+        call.output.line(
+            f"kept      {size_text(each.byte_count)} older than file-reserved-time since {time_text(each.since_ms)}: "
+            f"group {each.group} has {each.message_count} {kind} in {each.topic}"
+        )
 
 
 def _print_findings(call: CommandCall, report: FolderReport) -> None:

@@ -202,6 +202,31 @@ def reset_offsets(
             call.output.note(f"set {len(changes)} offsets of group {group!r}")
 
 
+@command(_OFFSETS, "forget", "offsets forget billing --dry-run", "offsets forget billing --yes")
+def forget_offsets(
+    call: CommandCall,
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    *,
+    confirmation: Confirmation,
+) -> None:
+    """Delete the committed offsets of a group that is gone. Retention keeps no messages for it any more.
+
+    If the group returns, it starts as a new group. A group with connected members is refused. On a server the settings
+    of the group are deleted too. The command shows the offsets first.
+    """
+    from mqtemplate.operations import forget_group
+
+    with call.access() as access:
+        found = access.admin.group(group)
+        call.output.table([record_of(each, *_PROGRESS) for each in found.progress], _PROGRESS_COLUMNS, "no offsets")
+        if confirmation.dry_run:
+            return
+        question = f"Forget group {group!r} with {found.lag} messages that it has not consumed?"
+        call.confirm(question, yes=confirmation.yes)
+        forget_group(access, group)
+        call.output.note(f"forgot group {group!r}")
+
+
 def _target(to: str | None, offset: int | None, shift: int | None, now_ms: int) -> OffsetTarget:
     from mqtemplate.operations import OffsetPosition, OffsetTarget
 

@@ -66,7 +66,9 @@ class BrokerSettings(EmbeddedSettings):
         mode="before",
     )(duration_in(1))
     _seconds = field_validator("timer_max_delay_sec", mode="before")(duration_in(1_000))
-    _hours = field_validator("file_reserved_time", mode="before")(duration_in(3_600_000))
+    _hours = field_validator("file_reserved_time", "dead_letter_reserved_time", "group_reserved_time", mode="before")(
+        duration_in(3_600_000)
+    )
     _address = field_validator("listen_host", mode="before")(host_and_port)
     _flush_disk_type = field_validator("flush_disk_type", mode="before")(upper_case)
 

@@ -118,6 +118,9 @@ class RemoteClients:
     def has_members(self, group: str) -> bool:
         return self.clients.consumers.get(group) is not None
 
+    def consumer_groups(self) -> list[ConsumerGroupInfo]:
+        return list(self.clients.consumers.values())
+
     def notify_members(self, info: ConsumerGroupInfo) -> None:
         """Notify the members of a group that it changed. They rebalance the queues at once."""
         if not info.is_broadcasting:
