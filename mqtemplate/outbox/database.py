@@ -3,7 +3,7 @@
 Parameters are written ``:name``; an integration translates them. The integrations declare the tables in their own way:
 `mqtemplate.outbox.sqlalchemy` as ``Table``, `mqtemplate.outbox.django` as models. All use these names::
 
-    mqtemplate_outbox        id, msg_id, topic, hash_key, properties, body, created_ms, error
+    mqtemplate_outbox        id, msg_id, topic, hash_key, properties, body, created_ms, error, change_key
     mqtemplate_outbox_lease  id, owner, until_ms
     mqtemplate_inbox         consumer, msg_id, received_ms
 """
@@ -20,6 +20,11 @@ from mqtemplate.message import Message
 
 OUTBOX, LEASE_TABLE, INBOX = "mqtemplate_outbox", "mqtemplate_outbox_lease", "mqtemplate_inbox"
 DATABASES = ("sqlite", "postgresql")
+KEY_LENGTH = 255
+"""Longest key of a change, in characters: an index of PostgreSQL takes some 2,700 bytes."""
+
+_DELIVER_MS = "deliver_ms"
+_MOST_PARAMETERS = 500  # older versions of SQLite take 999
 
 _LONGEST_LEASE = 10
 """A lease that is longer than this many times the lease of this process was set by a clock that was ahead."""
@@ -29,9 +34,21 @@ _ADD = (
     f"INSERT INTO {OUTBOX} (msg_id, topic, hash_key, properties, body, created_ms) "
     "VALUES (:msg_id, :topic, :hash_key, :properties, :body, :created_ms)"
 )
-_READ = (
-    f"SELECT id, msg_id, topic, hash_key, properties, body FROM {OUTBOX} WHERE error IS NULL ORDER BY id LIMIT :count"
+_ADD_CHANGE = (
+    f"INSERT INTO {OUTBOX} (msg_id, topic, properties, body, created_ms, change_key) "
+    "VALUES ('', :topic, :properties, :body, :created_ms, :change_key)"
 )
+_COLUMNS = "id, msg_id, topic, hash_key, properties, body, change_key"
+_READ = f"SELECT {_COLUMNS} FROM {OUTBOX} WHERE error IS NULL ORDER BY id LIMIT :count"
+# It reads the whole table, as there is no index of the keys: an index would cost each send. The table is short while
+# the broker is up; while it is down, the broker is waited for longer than the table.
+_SEARCH = (
+    f"SELECT {_COLUMNS} FROM {OUTBOX} WHERE error IS NULL AND change_key IS NULL "
+    "AND (msg_id = :name OR properties LIKE :pattern ESCAPE '!') ORDER BY id"
+)
+_HAS_CHANGES = f"SELECT 1 FROM {OUTBOX} WHERE change_key IS NOT NULL AND error IS NULL AND id > :after_id LIMIT 1"
+_OLD_COLUMN = f"SELECT id FROM {OUTBOX} WHERE id < 0"
+_NEW_COLUMN = f"SELECT change_key FROM {OUTBOX} WHERE id < 0"
 _REFUSE = f"UPDATE {OUTBOX} SET error = :error WHERE id = :id"
 _ADD_LEASE = f"INSERT INTO {LEASE_TABLE} (id, owner, until_ms) VALUES (1, '', 0) ON CONFLICT (id) DO NOTHING"
 _TAKE_LEASE = (
@@ -70,6 +87,27 @@ class OutboxRow:
     def to_message(self) -> Message:
         """Return the message to send."""
         return Message(self.topic, self.body, json.loads(self.properties))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxChange:
+    """One row that cancels or reschedules the messages before it: those in the table, and those at the broker.
+
+    Attributes:
+        id: Position in the order of the table; 0 for a row that is not stored yet.
+        key: A business key or a message id.
+        topic: Only messages for this topic; None for all.
+        deliver_ms: The new deliver time (epoch ms); None for a cancel.
+    """
+
+    id: int = 0
+    key: str
+    topic: str | None = None
+    deliver_ms: int | None = None
+
+
+OutboxEntry: TypeAlias = OutboxRow | OutboxChange
+"""One row of the outbox."""
 
 
 class Result(NamedTuple):
@@ -112,12 +150,82 @@ def add_rows(execute: Execute, rows: Iterable[OutboxRow], now_ms: int) -> None:
         )
 
 
-def read_rows(execute: Execute, count: int) -> list[OutboxRow]:
-    """Return the first rows that are to be sent."""
-    return [
-        OutboxRow(id=id_, msg_id=msg_id, topic=topic, hash_key=hash_key, properties=properties, body=bytes(body))
-        for id_, msg_id, topic, hash_key, properties, body in execute(_READ, {"count": count}).rows
-    ]
+def add_change(execute: Execute, change: OutboxChange, now_ms: int) -> None:
+    """Add a change at the end of the outbox."""
+    properties = {} if change.deliver_ms is None else {_DELIVER_MS: change.deliver_ms}
+    execute(
+        _ADD_CHANGE,
+        {
+            "topic": change.topic or "",
+            "properties": json.dumps(properties),
+            "body": b"",
+            "created_ms": now_ms,
+            "change_key": change.key,
+        },
+    )
+
+
+def read_rows(execute: Execute, count: int) -> list[OutboxEntry]:
+    """Return the first rows that are to be relayed."""
+    return [_entry(*row) for row in execute(_READ, {"count": count}).rows]
+
+
+def search_rows(execute: Execute, name: str) -> list[OutboxRow]:
+    """Return the messages whose id is *name*, or whose properties contain it; the caller checks which are meant."""
+    text = json.dumps(name)[1:-1]  # as in the column
+    for wildcard in "!%_":
+        text = text.replace(wildcard, f"!{wildcard}")
+    found = execute(_SEARCH, {"name": name, "pattern": f"%{text}%"}).rows
+    return [entry for entry in (_entry(*row) for row in found) if isinstance(entry, OutboxRow)]
+
+
+def has_changes(execute: Execute, after_id: int) -> bool:
+    """Return True if there are changes in the table after a position."""
+    return bool(execute(_HAS_CHANGES, {"after_id": after_id}).rows)
+
+
+def read_changes(execute: Execute, keys: Iterable[str], after_id: int) -> list[OutboxChange]:
+    """Return the changes of messages with these keys or ids that are in the table after a position."""
+    wanted, changes = sorted(set(keys)), []
+    for start in range(0, len(wanted), _MOST_PARAMETERS):
+        places, parameters = _list("key", wanted[start : start + _MOST_PARAMETERS])
+        statement = f"SELECT {_COLUMNS} FROM {OUTBOX} WHERE error IS NULL AND id > :after_id AND change_key IN {places}"
+        found = execute(statement, {"after_id": after_id, **parameters}).rows
+        changes += [entry for entry in (_entry(*row) for row in found) if isinstance(entry, OutboxChange)]
+    return changes
+
+
+def _entry(
+    id_: int, msg_id: str, topic: str, hash_key: str | None, properties: str, body: Any, change_key: str | None
+) -> OutboxEntry:
+    if change_key is not None:
+        return OutboxChange(
+            id=id_, key=change_key, topic=topic or None, deliver_ms=json.loads(properties).get(_DELIVER_MS)
+        )
+    return OutboxRow(id=id_, msg_id=msg_id, topic=topic, hash_key=hash_key, properties=properties, body=bytes(body))
+
+
+def _list(name: str, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+    """Return a list for ``IN`` with its parameters."""
+    names = [f"{name}{index}" for index in range(len(values))]
+    return f"({', '.join(f':{each}' for each in names)})", dict(zip(names, values, strict=True))
+
+
+def check_columns(execute: Execute) -> None:
+    """Raise an error if the table was created by an older version, which had no changes.
+
+    Raises:
+        ConfigurationError: A column is missing.
+        Exception: The error of the driver, if the table does not exist or the database is down.
+    """
+    execute(_OLD_COLUMN, {})
+    try:
+        execute(_NEW_COLUMN, {})
+    except Exception as exc:  # each driver has errors of its own
+        raise ConfigurationError(
+            f"table {OUTBOX} has no column change_key, since an older version created it; upgrade it with Alembic or "
+            f"'manage.py migrate', or execute 'ALTER TABLE {OUTBOX} ADD COLUMN change_key VARCHAR({KEY_LENGTH})'"
+        ) from exc
 
 
 def take_lease(execute: Execute, owner: str, now_ms: int, until_ms: int) -> bool:
@@ -140,15 +248,14 @@ def end_lease(execute: Execute, owner: str) -> None:
 
 
 def delete_rows(execute: Execute, ids: Sequence[int]) -> None:
-    """Delete rows that were sent."""
+    """Delete rows that were relayed."""
     if ids:
-        names = [f"id{index}" for index in range(len(ids))]
-        places = ", ".join(f":{name}" for name in names)
-        execute(f"DELETE FROM {OUTBOX} WHERE id IN ({places})", dict(zip(names, ids, strict=True)))
+        places, parameters = _list("id", ids)
+        execute(f"DELETE FROM {OUTBOX} WHERE id IN {places}", parameters)
 
 
 def refuse_row(execute: Execute, row_id: int, error: str) -> None:
-    """Keep a row that cannot be sent, with the reason; it is not tried again."""
+    """Keep a row that cannot be relayed, with the reason; it is not tried again."""
     execute(_REFUSE, {"id": row_id, "error": error})
 
 

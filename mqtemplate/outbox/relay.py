@@ -1,18 +1,31 @@
-"""Relay: it sends the rows of an outbox to the broker, in their order."""
+"""Relay: it sends the messages of an outbox to the broker, and executes the changes there, in their order."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, option_ms
-from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, UnknownNameError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.outbox.database import Execute, OutboxRow, delete_rows, end_lease, read_rows, refuse_row, take_lease
+from mqtemplate.outbox.changes import PlannedRow, moved, names_of, plan, read_later
+from mqtemplate.outbox.database import (
+    Execute,
+    OutboxChange,
+    OutboxEntry,
+    OutboxRow,
+    check_columns,
+    delete_rows,
+    end_lease,
+    read_rows,
+    refuse_row,
+    take_lease,
+)
+from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.template.options import select_queue_by_hash
 from mqtemplate.user_code import error_text
@@ -28,15 +41,15 @@ Transaction = Callable[[], AbstractContextManager[Execute]]
 
 @dataclass(slots=True)
 class RelayOutcome:
-    """Result of sending rows.
+    """Result of relaying rows.
 
     Attributes:
-        sent: Ids of rows that the broker has.
-        refused: Ids of rows that can never be sent, with the reason.
-        error: Error that stopped the sending; the other rows are tried again.
+        done: Ids of rows that the broker has, and of those that it shall not get.
+        refused: Ids of rows that can never be relayed, with the reason.
+        error: Error that stopped the relay; the other rows are tried again.
     """
 
-    sent: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
     error: MQTemplateError | None = None
 
@@ -45,8 +58,8 @@ class RelaySteps:
     """The steps of a relay, each in one transaction or without one.
 
     Of several processes one relays at a time: it holds a lease in the database, and renews it with each batch. A row
-    is deleted after the broker has stored its message. A process that dies between leaves the row to the next one,
-    which sends the message again, with the same id.
+    is deleted after the broker has stored its message, or has executed its change. A process that dies between leaves
+    the row to the next one, which sends the message again, with the same id.
 
     Args:
         lease: Time after which another process relays, if one dies. Clocks of machines may differ by less.
@@ -66,28 +79,70 @@ class RelaySteps:
         """Return True if there are rows to send. It takes no lock."""
         return bool(read_rows(execute, 1))
 
-    def claim(self, execute: Execute) -> list[OutboxRow]:
+    def claim(self, execute: Execute) -> list[PlannedRow]:
         """Return the next rows; none if another process relays."""
         now_ms = self.clock.now_ms()
-        return read_rows(execute, BATCH) if take_lease(execute, self._owner, now_ms, now_ms + self._lease_ms) else []
+        if not take_lease(execute, self._owner, now_ms, now_ms + self._lease_ms):
+            return []
+        rows = read_rows(execute, BATCH)
+        # Fewer rows are all that the table has, with their changes.
+        return plan(rows, read_later(execute, rows, rows[-1].id) if len(rows) == BATCH else ())
 
-    def send(self, rows: Sequence[OutboxRow]) -> RelayOutcome:
-        """Send rows one after the other, until one fails or the lease is nearly over."""
+    def send(self, rows: Sequence[PlannedRow]) -> RelayOutcome:
+        """Relay rows one after the other, until one fails or the lease is nearly over."""
         outcome, stop_ms = RelayOutcome(), self.clock.steady_ms() + self._lease_ms // 2
+        changed: set[str] = set()
         for row in rows:
+            entry = row.entry
             if self.clock.steady_ms() > stop_ms:
                 break
+            if isinstance(entry, OutboxRow) and changed and not changed.isdisjoint(names_of(entry)):
+                # If this process dies, the next one repeats the change: it must not find a later message.
+                break
             try:
-                self._send(row)
-                outcome.sent.append(row.id)
+                if not row.is_void and isinstance(entry, OutboxChange):
+                    self._change(entry)
+                    changed.add(entry.key)
+                elif not row.is_void and isinstance(entry, OutboxRow):
+                    self._send_moved(entry, row.deliver_ms)
+                outcome.done.append(entry.id)
             except MessageError as error:
-                outcome.refused[row.id] = str(error)
-                _log.error("outbox.message_refused", msg_id=row.msg_id, topic=row.topic, id=row.id, reason=str(error))
+                outcome.refused[entry.id] = str(error)
+                _log_refused(entry, error)
             except MQTemplateError as error:
                 outcome.error = error
                 break
         self._log_state(outcome)
         return outcome
+
+    def _change(self, change: OutboxChange) -> None:
+        delayed = self._broker.delayed
+        try:
+            result = (
+                delayed.cancel(key=change.key, topic=change.topic)
+                if change.deliver_ms is None
+                else delayed.reschedule(deliver_ms=change.deliver_ms, key=change.key, topic=change.topic)
+            )
+        except (UnknownNameError, UnsupportedError) as error:  # a retry cannot help
+            raise MessageError(str(error)) from error
+        log = _log.info if result.status is ScheduleChangeStatus.ALREADY_DELIVERED else _log.debug
+        log(
+            "outbox.change_relayed",
+            key=change.key,
+            topic=change.topic,
+            deliver_ms=change.deliver_ms,
+            status=result.status.value,
+            count=result.count,
+        )
+
+    def _send_moved(self, row: OutboxRow, deliver_ms: int | None) -> None:
+        if deliver_ms is None:
+            self._send(row)
+            return
+        try:
+            self._send(moved(row, deliver_ms))
+        except MessageError:  # too far away: the broker refuses the change as well, and the message keeps its time
+            self._send(row)
 
     def _send(self, row: OutboxRow) -> None:
         message = row.to_message()
@@ -99,8 +154,8 @@ class RelaySteps:
         self._broker.sends.send(message, queue)
 
     def settle(self, execute: Execute, outcome: RelayOutcome) -> None:
-        """Delete what was sent, and mark what was refused."""
-        delete_rows(execute, outcome.sent)
+        """Delete what was relayed, and mark what was refused."""
+        delete_rows(execute, outcome.done)
         for row_id, reason in outcome.refused.items():
             refuse_row(execute, row_id, reason)
 
@@ -167,7 +222,13 @@ class OutboxRelay:
         return outcome
 
     def start(self) -> None:
-        """Start the thread, unless the clock is virtual."""
+        """Start the thread, unless the clock is virtual.
+
+        Raises:
+            ConfigurationError: An older version created the table.
+        """
+        with ignored_database_errors(), self._transaction() as execute:
+            check_columns(execute)
         if self._thread is None and not self._steps.clock.is_virtual:
             self._thread = ServiceThread("mqtemplate-outbox", [self], self._steps.clock, _log_error)
             self._thread.start()
@@ -182,6 +243,24 @@ class OutboxRelay:
                 self._steps.end(execute)
         except Exception as error:  # the database is down: another process continues when the lease is over
             _log.warning("outbox.lease_kept", reason=error_text(error))
+
+
+@contextmanager
+def ignored_database_errors() -> Iterator[None]:
+    """Ignore errors of the database at the start, such as a missing table: the relay logs them, and waits."""
+    try:
+        yield
+    except MQTemplateError:
+        raise
+    except Exception as error:  # each driver has errors of its own
+        _log.debug("outbox.not_checked", reason=error_text(error))
+
+
+def _log_refused(entry: OutboxEntry, error: MessageError) -> None:
+    if isinstance(entry, OutboxRow):
+        _log.error("outbox.message_refused", msg_id=entry.msg_id, topic=entry.topic, id=entry.id, reason=str(error))
+    else:
+        _log.error("outbox.change_refused", key=entry.key, topic=entry.topic, id=entry.id, reason=str(error))
 
 
 def _read_lease(lease: Duration) -> int:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, Unpack
 
 from mqtemplate.durations import Duration
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import MessageError, MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.results import ResultSender
 from mqtemplate.message import Message, Property, create_unique_id
-from mqtemplate.outbox.database import Execute, OutboxRow, add_rows, check_database
+from mqtemplate.outbox.changes import UnsentMessages
+from mqtemplate.outbox.database import Execute, OutboxChange, OutboxRow, add_change, add_rows, check_database
 from mqtemplate.outbox.relay import OutboxRelay, Transaction
+from mqtemplate.pending import ScheduleChange
 from mqtemplate.template.options import SendOptions, hash_key_text
 from mqtemplate.template.outbound import MessageFactory, read_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
+
+_log = get_logger("mqtemplate.outbox")
 
 
 class RowFactory:
@@ -61,31 +68,81 @@ class RowFactory:
         )
 
 
+@contextmanager
+def noted_database_errors() -> Iterator[None]:
+    """Add to errors of the database what `RocketMQTemplate.cancel` and ``reschedule`` did: nothing."""
+    try:
+        yield
+    except MQTemplateError:
+        raise
+    except Exception as error:
+        error.add_note(
+            "the outbox could not be changed, and the broker was not asked; in an open transaction call cancel or "
+            "reschedule of the outbox: outbox.cancel(session, key=...)"
+        )
+        raise
+
+
+def log_deferred(change: OutboxChange, reason: str) -> None:
+    """Log that the relay executes a change later."""
+    _log.info("outbox.change_deferred", key=change.key, topic=change.topic, deliver_ms=change.deliver_ms, reason=reason)
+
+
 class RelayedOutbox:
     """Base of the outboxes with blocking connections: a row in the caller's transaction, and a relay that sends it.
 
-    As an object of an `MQApplication` it starts and stops its relay with the application.
+    As an object of an `MQApplication` it starts and stops its relay with the application. ``cancel`` and
+    ``reschedule`` of its template look in it, too.
 
     Args:
         database: Name of the database.
         transaction: Opens a transaction for the relay.
+        table: Identity of its table in this process.
         lease: Time after which another process relays, if one dies.
 
     Attributes:
         relay: The relay; on a virtual clock add it to the harness.
     """
 
-    def __init__(self, database: str, template: RocketMQTemplate, transaction: Transaction, lease: Duration) -> None:
+    def __init__(
+        self, database: str, template: RocketMQTemplate, transaction: Transaction, lease: Duration, table: Hashable
+    ) -> None:
         check_database(database)
         self._rows = RowFactory(template)
         self._clock = template.broker.clock
+        self._transaction_of_own = transaction
+        self._unsent = UnsentMessages(self._clock)
         self.relay = OutboxRelay(template.broker, transaction, lease)
+        template.add_outbox(table, self)
 
     def _add(self, execute: Execute, destination: str, payload: object, delay_level: int, options: SendOptions) -> str:
         """Add rows, and return the message id of the first one."""
         rows = self._rows.rows(destination, payload, delay_level, options)
         add_rows(execute, rows, self._clock.now_ms())
         return rows[0].msg_id
+
+    def _add_change(self, execute: Execute, change: OutboxChange) -> None:
+        add_change(execute, change, self._clock.now_ms())
+
+    def change_unsent(self, key: str, topic: str | None, deliver_ms: int | None) -> ScheduleChange | None:
+        """See `ChangeableOutbox.change_unsent`."""
+        change = OutboxChange(key=key, topic=topic, deliver_ms=deliver_ms)
+        with noted_database_errors():
+            with self._transaction_of_own() as execute:
+                found = self._unsent.find(execute, change)
+            if not found:
+                return None
+            with self._transaction_of_own() as execute:
+                result = self._unsent.add(execute, found, change)
+        self.relay.wake()
+        return result
+
+    def defer_change(self, key: str, topic: str | None, deliver_ms: int | None, reason: str) -> None:
+        """See `ChangeableOutbox.defer_change`."""
+        change = OutboxChange(key=key, topic=topic, deliver_ms=deliver_ms)
+        with self._transaction_of_own() as execute:
+            self._unsent.defer(execute, change)
+        log_deferred(change, reason)
 
     def on_start(self) -> None:
         """Start the relay."""
@@ -103,6 +160,14 @@ class _Outbox(Protocol):
     @property
     def send(self) -> Callable[..., Any]:
         """Function that adds messages in a transaction."""
+
+    @property
+    def cancel(self) -> Callable[..., Any]:
+        """Function that adds a cancel in a transaction."""
+
+    @property
+    def reschedule(self) -> Callable[..., Any]:
+        """Function that adds a reschedule in a transaction."""
 
 
 class OutboxSession(ResultSender, Generic[SessionType]):
@@ -129,5 +194,22 @@ class OutboxSession(ResultSender, Generic[SessionType]):
 
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> object:
         """Send a message if the transaction is committed. With an async outbox, await the result."""
-        target = () if self.session is None else (self.session,)
-        return self._outbox.send(*target, destination, payload, delay_level, **options)
+        return self._outbox.send(*self._target(), destination, payload, delay_level, **options)
+
+    def cancel(self, *, key: str, topic: str | None = None) -> object:
+        """Cancel messages if the transaction is committed. With an async outbox, await the result."""
+        return self._outbox.cancel(*self._target(), key=key, topic=topic)
+
+    def reschedule(
+        self,
+        *,
+        key: str,
+        delay: Duration | None = None,
+        deliver_at: datetime | int | None = None,
+        topic: str | None = None,
+    ) -> object:
+        """Change deliver times if the transaction is committed. With an async outbox, await the result."""
+        return self._outbox.reschedule(*self._target(), key=key, delay=delay, deliver_at=deliver_at, topic=topic)
+
+    def _target(self) -> tuple[object, ...]:
+        return () if self.session is None else (self.session,)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, Unpack
 
@@ -17,17 +18,32 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, CursorResult, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
-from mqtemplate.errors import ConfigurationError, ListenerError
+from mqtemplate.errors import ConfigurationError, EventLoopBlockedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Message
-from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Result, add_rows, check_database
+from mqtemplate.outbox.changes import UnsentMessages, cancel_of, reschedule_of
+from mqtemplate.outbox.database import (
+    INBOX,
+    KEY_LENGTH,
+    LEASE_TABLE,
+    OUTBOX,
+    Execute,
+    OutboxChange,
+    Result,
+    add_change,
+    add_rows,
+    check_columns,
+    check_database,
+)
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
-from mqtemplate.outbox.relay import LEASE, POLL_MS, RelayOutcome, RelaySteps
-from mqtemplate.outbox.sending import RelayedOutbox, RowFactory
+from mqtemplate.outbox.relay import LEASE, POLL_MS, RelayOutcome, RelaySteps, ignored_database_errors
+from mqtemplate.outbox.sending import RelayedOutbox, RowFactory, log_deferred, noted_database_errors
+from mqtemplate.pending import ScheduleChange
 from mqtemplate.template.options import SendOptions
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
@@ -37,7 +53,10 @@ _log = get_logger("mqtemplate.outbox")
 _session: ContextVar[Session] = ContextVar("mqtemplate.inbox_session")
 _async_session: ContextVar[AsyncSession] = ContextVar("mqtemplate.async_inbox_session")
 _SessionType = TypeVar("_SessionType")
+_Result = TypeVar("_Result")
 
+_LONGEST_SEARCH_S = 30.0
+"""Guard against a loop that ends while a thread waits for it."""
 
 Target: TypeAlias = Session | Connection
 """Session or connection whose transaction contains the business change."""
@@ -48,6 +67,8 @@ AsyncTarget: TypeAlias = AsyncSession | AsyncConnection
 def outbox_tables(metadata: sa.MetaData) -> tuple[sa.Table, ...]:
     """Add the tables of outbox and inbox to a metadata, for ``create_all`` and for Alembic."""
     serial = sa.BigInteger().with_variant(sa.Integer, "sqlite")  # only INTEGER counts by itself there
+    change_key = sa.Column("change_key", sa.String(KEY_LENGTH))
+    is_change = change_key.is_not(None)
     return (
         sa.Table(
             OUTBOX,
@@ -60,6 +81,9 @@ def outbox_tables(metadata: sa.MetaData) -> tuple[sa.Table, ...]:
             sa.Column("body", sa.LargeBinary, nullable=False),
             sa.Column("created_ms", sa.BigInteger, nullable=False),
             sa.Column("error", sa.Text),
+            change_key,
+            # Messages are not in it, so that they cost nothing.
+            sa.Index("mqtemplate_outbox_change_key", change_key, sqlite_where=is_change, postgresql_where=is_change),
             sqlite_autoincrement=True,  # else SQLite uses the ids of deleted rows again
         ),
         sa.Table(
@@ -94,7 +118,7 @@ class SQLAlchemyOutbox(RelayedOutbox):
 
     def __init__(self, engine: Engine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:
         self._engine = engine
-        super().__init__(engine.dialect.name, template, self._transaction, lease)
+        super().__init__(engine.dialect.name, template, self._transaction, lease, engine)
 
     def send(
         self,
@@ -119,6 +143,59 @@ class SQLAlchemyOutbox(RelayedOutbox):
             _after_commit(target, self.relay.wake)
         return msg_id
 
+    def cancel(self, target: Target, *, key: str, topic: str | None = None) -> None:
+        """Cancel the pending messages with a key if the transaction of *target* is committed.
+
+        It acts on the messages that were sent before: those that the relay has not sent yet are never sent, and then
+        it cancels those at the broker. A later ``send`` with the key is not affected. The answer of the broker is in
+        the log event ``outbox.change_relayed``.
+
+        Args:
+            key: A business key: all pending messages with it are cancelled, as by `RocketMQTemplate.cancel`. Or the
+                message id of one message, which need not have a delay if the relay has not sent it yet.
+            topic: Only messages for this topic.
+
+        Raises:
+            MessageError: The key is not one word of up to 255 characters, or the topic is not a legal name.
+        """
+        self._add_to(target, cancel_of(key, topic))
+
+    def reschedule(
+        self,
+        target: Target,
+        *,
+        key: str,
+        delay: Duration | None = None,
+        deliver_at: datetime | int | None = None,
+        topic: str | None = None,
+    ) -> None:
+        """Change the deliver time of the pending messages with a key if the transaction of *target* is committed.
+
+        Without *delay* and *deliver_at*, deliver them now. Other arguments as in `cancel`.
+
+        Args:
+            delay: Counted from this call; a number is seconds.
+            deliver_at: An aware datetime, or epoch milliseconds.
+
+        Raises:
+            MessageError: As `cancel`; or the time is invalid.
+        """
+        self._add_to(target, reschedule_of(key, topic, delay, deliver_at, self._clock.now_ms()))
+
+    def change_unsent(self, key: str, topic: str | None, deliver_ms: int | None) -> ScheduleChange | None:
+        """See `ChangeableOutbox.change_unsent`.
+
+        Raises:
+            ConfigurationError: It would commit an open transaction, since the engine has one connection.
+        """
+        _check_no_transaction(self._engine)
+        return super().change_unsent(key, topic, deliver_ms)
+
+    def _add_to(self, target: Target, change: OutboxChange) -> None:
+        self._add_change(_executor(target), change)
+        if isinstance(target, Session):
+            _after_commit(target, self.relay.wake)
+
     @contextmanager
     def _transaction(self) -> Iterator[Execute]:
         with self._engine.begin() as connection:
@@ -139,8 +216,11 @@ class AsyncSQLAlchemyOutbox:
         self._rows = RowFactory(template)
         self._steps = RelaySteps(template.broker, lease)
         self._clock = template.broker.clock
+        self._unsent = UnsentMessages(self._clock)
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        template.add_outbox(engine, self)
 
     async def send(
         self,
@@ -157,8 +237,92 @@ class AsyncSQLAlchemyOutbox:
             _after_commit(target.sync_session, self._woken.set)
         return rows[0].msg_id
 
+    async def cancel(self, target: AsyncTarget, *, key: str, topic: str | None = None) -> None:
+        """Cancel messages if the transaction of *target* is committed; as `SQLAlchemyOutbox.cancel`."""
+        await self._add_to(target, cancel_of(key, topic))
+
+    async def reschedule(
+        self,
+        target: AsyncTarget,
+        *,
+        key: str,
+        delay: Duration | None = None,
+        deliver_at: datetime | int | None = None,
+        topic: str | None = None,
+    ) -> None:
+        """Change deliver times if the transaction of *target* is committed; as `SQLAlchemyOutbox.reschedule`."""
+        await self._add_to(target, reschedule_of(key, topic, delay, deliver_at, self._clock.now_ms()))
+
+    async def _add_to(self, target: AsyncTarget, change: OutboxChange) -> None:
+        await target.run_sync(lambda inner: add_change(_executor(inner), change, self._clock.now_ms()))
+        if isinstance(target, AsyncSession):
+            _after_commit(target.sync_session, self._woken.set)
+
+    # --- changes by the template, in a thread --------------------------------------------------
+
+    def change_unsent(self, key: str, topic: str | None, deliver_ms: int | None) -> ScheduleChange | None:
+        """See `ChangeableOutbox.change_unsent`."""
+        with noted_database_errors():
+            return self._on_loop(self._change_unsent(OutboxChange(key=key, topic=topic, deliver_ms=deliver_ms)))
+
+    def defer_change(self, key: str, topic: str | None, deliver_ms: int | None, reason: str) -> None:
+        """See `ChangeableOutbox.defer_change`."""
+        change = OutboxChange(key=key, topic=topic, deliver_ms=deliver_ms)
+        self._on_loop(self._defer(change))
+        log_deferred(change, reason)
+
+    async def _change_unsent(self, change: OutboxChange) -> ScheduleChange | None:
+        _check_no_transaction(self._engine.sync_engine)
+        async with self._engine.begin() as connection:
+            found = await connection.run_sync(lambda inner: self._unsent.find(_executor(inner), change))
+        if not found:
+            return None
+        async with self._engine.begin() as connection:
+            result = await connection.run_sync(lambda inner: self._unsent.add(_executor(inner), found, change))
+        self._woken.set()
+        return result
+
+    async def _defer(self, change: OutboxChange) -> None:
+        async with self._engine.begin() as connection:
+            await connection.run_sync(lambda inner: self._unsent.defer(_executor(inner), change))
+
+    def _on_loop(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine on the loop of the engine, and wait for it in this thread."""
+        loop = self._loop
+        problem = self._loop_problem(loop)
+        if loop is None or problem is not None:
+            work.close()
+            assert problem is not None
+            raise problem
+        return asyncio.run_coroutine_threadsafe(work, loop).result(_LONGEST_SEARCH_S)
+
+    @staticmethod
+    def _loop_problem(loop: asyncio.AbstractEventLoop | None) -> Exception | None:
+        if loop is None or not loop.is_running():
+            return ConfigurationError(
+                "the async outbox of this template is not started, so its messages cannot be changed by the template; "
+                "start it (an MQApplication does, or await outbox.on_start()), or call cancel or reschedule of the "
+                "outbox in a transaction"
+            )
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            if asyncio.get_running_loop() is loop:
+                return EventLoopBlockedError(
+                    "the template would wait for its async outbox, which works on this event loop; write "
+                    "'await template.async_cancel(...)' or 'await template.async_reschedule(...)', or call cancel or "
+                    "reschedule of the outbox in a transaction"
+                )
+        return None
+
     async def on_start(self) -> None:
-        """Start the relay."""
+        """Start the relay.
+
+        Raises:
+            ConfigurationError: An older version created the table.
+        """
+        self._loop = asyncio.get_running_loop()
+        with ignored_database_errors():
+            async with self._engine.begin() as connection:
+                await connection.run_sync(lambda inner: check_columns(_executor(inner)))
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
@@ -356,6 +520,29 @@ def _executor(target: Target) -> Execute:
         return Result(result.all(), 0) if result.returns_rows else Result((), result.rowcount)
 
     return execute
+
+
+def _check_no_transaction(engine: Engine) -> None:
+    """Refuse to use the only connection of an engine, as of SQLite in memory, while it has an open transaction.
+
+    Raises:
+        ConfigurationError: It has one, which the end of another transaction would commit or roll back.
+    """
+    pool = engine.pool
+    if isinstance(pool, StaticPool):
+        connection = pool.connection.driver_connection
+    elif isinstance(pool, SingletonThreadPool):
+        checked_out = engine.raw_connection()  # the one that this thread has already
+        connection = checked_out.driver_connection
+        checked_out.close()
+    else:
+        return
+    if getattr(connection, "in_transaction", False):
+        raise ConfigurationError(
+            "the template cannot look in the outbox while a transaction is open on the only connection of its engine "
+            f"({type(pool).__name__}): it would commit it; call cancel or reschedule of the outbox in the transaction, "
+            "or call the template after the commit"
+        )
 
 
 def _after_commit(session: Session, call: Callable[[], None]) -> None:

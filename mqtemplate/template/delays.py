@@ -5,16 +5,16 @@ The broker's clock counts delay levels and relative delays, from the arrival at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
 from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, format_ms, option_ms
-from mqtemplate.errors import DelayError, MessageError
-from mqtemplate.message import DELAY_PROPERTIES, Property, property_text, storable
+from mqtemplate.errors import DelayError, MessageError, MQTemplateError
+from mqtemplate.message import DELAY_PROPERTIES, Property, key_text, property_text, storable
 from mqtemplate.numbers import INT_MAX, PARSED_MAX, parse_number
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
 from mqtemplate.template.asynchronous import Background, awaitable
 from mqtemplate.template.options import unknown_option
 from mqtemplate.topics import check_given_topic
@@ -195,11 +195,34 @@ class PendingFilter(TypedDict, total=False):
     """Due at this time or later."""
 
 
+class ChangeableOutbox(Protocol):
+    """Messages of an application that its broker does not have yet."""
+
+    def change_unsent(self, key: str, topic: str | None, deliver_ms: int | None) -> ScheduleChange | None:
+        """Reschedule the messages with a key or a message id, or cancel them if *deliver_ms* is None.
+
+        Returns:
+            The result; None if there is no such message.
+        """
+
+    def defer_change(self, key: str, topic: str | None, deliver_ms: int | None, reason: str) -> None:
+        """Store the same change for the messages that the broker has, until it can be reached again."""
+
+
 class PendingVerbs:
     """Verbs of `mqtemplate.template.RocketMQTemplate` for messages that are not delivered yet."""
 
     broker: Broker
     _background: Background
+    _outboxes: dict[Hashable, ChangeableOutbox]
+
+    def add_outbox(self, table: Hashable, outbox: ChangeableOutbox) -> None:
+        """Let `cancel` and `reschedule` by key look in an outbox, too. An outbox does this when it is created.
+
+        Args:
+            table: Identity of its table: of several outboxes over one table the last one is used.
+        """
+        self._outboxes[table] = outbox
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
         """Cancel pending messages, by the handle of a `SendResult` or by a key. Levels and timers alike.
@@ -207,12 +230,18 @@ class PendingVerbs:
         The returned status is final: a message with ``CANCELLED`` is never delivered, one with ``ALREADY_DELIVERED`` is
         not cancelled, and ``UNKNOWN`` means that the broker has no such message.
 
+        With *key*, messages that an outbox of this template has not sent yet are cancelled first, also while the
+        broker cannot be reached. In an open transaction call ``cancel`` of the outbox instead.
+
         Args:
             handle: `SendResult.handle`; the handle of a batch names all its messages.
             key: A business key or message id, instead of the handle. All pending messages with it are cancelled.
             topic: With *key*: only messages for this topic.
         """
-        return self.broker.delayed.cancel(handle, key=key, topic=_checked(topic))
+        topic = _checked(topic)
+        if key is not None and handle is None and self._outboxes:
+            return self._change_everywhere(key_text(key), topic, None)
+        return self.broker.delayed.cancel(handle, key=key, topic=topic)
 
     def reschedule(
         self,
@@ -232,7 +261,36 @@ class PendingVerbs:
             deliver_at: An aware datetime, or epoch milliseconds.
         """
         deliver_ms = deliver_time(delay, deliver_at, self.broker.clock.now_ms())
-        return self.broker.delayed.reschedule(handle, deliver_ms, key=key, topic=_checked(topic))
+        topic = _checked(topic)
+        if key is not None and handle is None and self._outboxes:
+            return self._change_everywhere(key_text(key), topic, deliver_ms)
+        return self.broker.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
+
+    def _change_everywhere(self, key: str, topic: str | None, deliver_ms: int | None) -> ScheduleChange:
+        """Change the messages of the outboxes and of the broker.
+
+        The outboxes are first: a message may be relayed meanwhile, and then the broker has it.
+        """
+        found = [(each, each.change_unsent(key, topic, deliver_ms)) for each in self._outboxes.values()]
+        unsent = [change for _, change in found if change is not None]
+        delayed = self.broker.delayed
+        try:
+            sent = (
+                delayed.cancel(key=key, topic=topic)
+                if deliver_ms is None
+                else delayed.reschedule(deliver_ms=deliver_ms, key=key, topic=topic)
+            )
+        except MessageError:
+            raise
+        except MQTemplateError as error:
+            if not any(change.count for change in unsent):
+                raise
+            # The broker is down, and the outbox has the message. An older one with this key may be at the broker.
+            for outbox, change in found:
+                if change is not None:
+                    outbox.defer_change(key, topic, deliver_ms, str(error))
+            sent = ScheduleChange(ScheduleChangeStatus.UNKNOWN)
+        return _together([*unsent, sent])
 
     def pending(
         self,
@@ -272,6 +330,18 @@ class PendingVerbs:
     async_reschedule = awaitable(reschedule)
     async_pending = awaitable(pending)
     async_count_pending = awaitable(count_pending)
+
+
+def _together(changes: list[ScheduleChange]) -> ScheduleChange:
+    """Return the result of one call in several places: of those that changed messages, or else of those that know any.
+
+    The last one is of the broker.
+    """
+    done = [change for change in changes if change.count]
+    known = [change for change in reversed(changes) if change.status is not ScheduleChangeStatus.UNKNOWN]
+    handles = tuple(handle for change in done for handle in change.handles)
+    status = (done or known or changes)[0].status
+    return ScheduleChange(status, sum(change.count for change in done), handles)
 
 
 def _checked(topic: object) -> str | None:

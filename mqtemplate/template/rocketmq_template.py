@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Executor
 from time import monotonic
 from types import TracebackType
@@ -27,7 +27,7 @@ from mqtemplate.message import Message, MessageQueue, SelectedQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable
-from mqtemplate.template.delays import PendingVerbs, check_count
+from mqtemplate.template.delays import ChangeableOutbox, PendingVerbs, check_count
 from mqtemplate.template.options import (
     QUEUE_OPTIONS,
     SEND_OPTIONS,
@@ -109,6 +109,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         self._monotonic_s: Callable[[], float] = (lambda: 0.0) if broker.clock.is_virtual else monotonic
         self._max_message_size = max_message_size
         self._messages = MessageFactory(self.converter, self._now_ms, max_message_size)
+        self._outboxes: dict[Hashable, ChangeableOutbox] = {}
         self._background = Background(is_virtual=broker.clock.is_virtual)
         self._requests = TemplateRequests(self._sends, broker.clock, self.converter)
         self._transactions = TemplateTransactions(broker, self._sends, observation, self.converter, producer_group)

@@ -59,6 +59,48 @@ with MQApplication(bill, outbox, settings=IN_MEMORY, environment={}) as app:
 print("rows left:", OutboxMessage.objects.count(), "more received:", received.qsize())
 """
 
+CHANGES = """
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import ConfigurationError
+from mqtemplate.testing import Harness
+from mqtemplate.testing.recording import messages_in
+
+@service
+def outbox(template: RocketMQTemplate) -> DjangoOutbox:
+    return DjangoOutbox(template)
+
+with MQApplication(outbox, settings=IN_MEMORY, environment={}, clock=VirtualClock()) as app:
+    outbox, template, harness = app.get(DjangoOutbox), app.template, Harness(app)
+    with transaction.atomic():
+        for key in "abcdef":
+            outbox.send("orders", key, delay="2h", keys=key)
+        outbox.cancel(key="a")
+        outbox.reschedule(key="b", delay="5h")
+    try:
+        with transaction.atomic():
+            outbox.cancel(key="c")
+            raise OSError
+    except OSError:
+        pass
+    print("cancelled:", template.cancel(key="d").status.name)
+    with transaction.atomic():
+        outbox.cancel(key="f")
+        outbox.send("orders", "the next f", delay="2h", keys="f")
+        print("moved:", template.reschedule(key="e", delay="5h").status.name)
+    harness.add(outbox.relay)
+    for span in ("3h", "3h"):
+        harness.advance(span)
+        print("delivered:", sorted(message.body.decode() for message in messages_in(app.broker, "orders")))
+    print("rows left:", OutboxMessage.objects.count())
+    call_command("migrate", "mqtemplate_outbox", "0001", verbosity=0)
+    try:
+        outbox.on_start()
+    except ConfigurationError as error:
+        print(error)
+    call_command("migrate", verbosity=0)
+    outbox.on_start()
+"""
+
 INBOX = """
 from mqtemplate.errors import ConfigurationError
 
@@ -144,6 +186,22 @@ def test_messages_are_sent_after_the_commit_only(arguments: list[str], tmp_path:
         "rows before the commit: 1",
         "received: committed",
         "rows left: 0 more received: 0",
+    ]
+
+
+def test_cancels_and_moves_are_part_of_the_transaction(arguments: list[str], tmp_path: Path) -> None:
+    """And the template changes what is in the outbox; in a transaction also what is not committed yet."""
+    assert run(CHANGES, arguments, tmp_path) == [
+        "cancelled: CANCELLED",
+        "moved: RESCHEDULED",
+        "delivered: ['c', 'the next f']",
+        "delivered: ['b', 'c', 'e', 'the next f']",
+        "rows left: 0",
+        (
+            "table mqtemplate_outbox has no column change_key, since an older version created it; upgrade it with "
+            "Alembic or 'manage.py migrate', or execute 'ALTER TABLE mqtemplate_outbox ADD COLUMN change_key "
+            "VARCHAR(255)'"
+        ),
     ]
 
 

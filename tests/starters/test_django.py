@@ -211,6 +211,24 @@ except ConfigurationError as error:
     ]
 
 
+def test_the_template_cancels_what_is_in_the_outbox(shop: Path) -> None:
+    """The first cancel is before the commit, so that no relay can have sent the message."""
+    program = """
+with transaction.atomic():
+    mq.outbox().send("orders", 7, delay="1h", keys="7")
+    change = mq.template().cancel(key="7")
+    print(change.status.name, change.count)
+with transaction.atomic():
+    mq.outbox().send("orders", 8, delay="1h", keys="8")
+    mq.outbox().cancel(key="8")
+outbox = mq.outbox()
+outbox.on_stop()
+outbox.relay.step()
+print(len(mq.template().pending("orders").messages))
+"""
+    assert lines(shop, program) == ["CANCELLED 1", "0"]
+
+
 def test_a_changed_setting_is_read_again(shop: Path) -> None:
     """Django's tests change settings; the messages of the process follow."""
     program = """

@@ -8,16 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any, Unpack
 
-from django.db import close_old_connections, connections, transaction
+from django.db import connections, transaction
 
 from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError, ListenerError
 from mqtemplate.message import Message
-from mqtemplate.outbox.database import Execute, Result, check_database
+from mqtemplate.outbox.changes import cancel_of, reschedule_of
+from mqtemplate.outbox.database import Execute, OutboxChange, Result, check_database
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE
 from mqtemplate.outbox.sending import RelayedOutbox
@@ -40,7 +42,7 @@ class DjangoOutbox(RelayedOutbox):
 
     def __init__(self, template: RocketMQTemplate, using: str = "default", lease: Duration = LEASE) -> None:
         self._using = using
-        super().__init__(connections[using].vendor, template, self._transaction, lease)
+        super().__init__(connections[using].vendor, template, self._transaction, lease, using)
 
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> str:
         """Send a message if the current transaction is committed. Other arguments as `RocketMQTemplate.sync_send`.
@@ -59,11 +61,63 @@ class DjangoOutbox(RelayedOutbox):
             transaction.on_commit(self.relay.wake, using=self._using)
         return msg_id
 
+    def cancel(self, *, key: str, topic: str | None = None) -> None:
+        """Cancel the pending messages with a key if the current transaction is committed.
+
+        It acts on the messages that were sent before: those that the relay has not sent yet are never sent, and then
+        it cancels those at the broker. A later ``send`` with the key is not affected. The answer of the broker is in
+        the log event ``outbox.change_relayed``.
+
+        Args:
+            key: A business key: all pending messages with it are cancelled, as by `RocketMQTemplate.cancel`. Or the
+                message id of one message, which need not have a delay if the relay has not sent it yet.
+            topic: Only messages for this topic.
+
+        Raises:
+            MessageError: The key is not one word of up to 255 characters, or the topic is not a legal name.
+        """
+        self._add_here(cancel_of(key, topic))
+
+    def reschedule(
+        self,
+        *,
+        key: str,
+        delay: Duration | None = None,
+        deliver_at: datetime | int | None = None,
+        topic: str | None = None,
+    ) -> None:
+        """Change the deliver time of the pending messages with a key if the current transaction is committed.
+
+        Without *delay* and *deliver_at*, deliver them now. Other arguments as in `cancel`.
+
+        Args:
+            delay: Counted from this call; a number is seconds.
+            deliver_at: An aware datetime, or epoch milliseconds.
+
+        Raises:
+            MessageError: As `cancel`; or the time is invalid.
+        """
+        self._add_here(reschedule_of(key, topic, delay, deliver_at, self._clock.now_ms()))
+
+    def _add_here(self, change: OutboxChange) -> None:
+        with transaction.atomic(using=self._using):
+            self._add_change(_executor(self._using), change)
+            transaction.on_commit(self.relay.wake, using=self._using)
+
     @contextmanager
     def _transaction(self) -> Iterator[Execute]:
-        close_old_connections()  # a thread of its own never ends a request, which would do it
-        with transaction.atomic(using=self._using):
-            yield _executor(self._using)
+        # A thread of its own, of the relay or of an async verb, never ends a request, which would do it. Within a
+        # transaction of the caller, this one is a part of it, and Django would close the connection all the same.
+        connection = connections[self._using]
+        is_outermost = not connection.in_atomic_block
+        if is_outermost:
+            connection.close_if_unusable_or_obsolete()
+        try:
+            with transaction.atomic(using=self._using):
+                yield _executor(self._using)
+        finally:
+            if is_outermost:
+                connection.close_if_unusable_or_obsolete()
 
 
 class DjangoInbox:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from django.db import models
 
-from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX
+from mqtemplate.outbox.database import INBOX, KEY_LENGTH, LEASE_TABLE, OUTBOX
 
 
 class OutboxMessage(models.Model):  # type: ignore[misc]  # Django has no types
-    """One message that is to be sent."""
+    """One message that is to be sent, or a change of the messages before it."""
 
     id = models.BigAutoField(primary_key=True)
     msg_id = models.CharField(max_length=64)
@@ -18,12 +18,25 @@ class OutboxMessage(models.Model):  # type: ignore[misc]  # Django has no types
     body = models.BinaryField()
     created_ms = models.BigIntegerField()
     error = models.TextField(null=True)
+    change_key = models.CharField(max_length=KEY_LENGTH, null=True)
 
     class Meta:
         db_table = OUTBOX
+        indexes = (
+            # Messages are not in it, so that they cost nothing.
+            models.Index(
+                fields=("change_key",),
+                condition=models.Q(change_key__isnull=False),
+                name="mqtemplate_outbox_change_key",
+            ),
+        )
 
     def __str__(self) -> str:
-        return f"{self.id}: {self.topic} {self.msg_id}"
+        return (
+            f"{self.id}: {self.topic} {self.msg_id}"
+            if self.change_key is None
+            else f"{self.id}: change of {self.change_key}"
+        )
 
 
 class OutboxLease(models.Model):  # type: ignore[misc]
