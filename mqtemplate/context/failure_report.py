@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TextIO
@@ -165,11 +166,13 @@ def _where(error: BaseException, caller: FrameType) -> str:
         return error.source
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     outer = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_stack(caller)]
-    place = next((each for each in reversed([*outer, *frames]) if _is_users(each[0])), None)
+    place = next((each for each in reversed([*outer, *frames]) if is_of_application(each[0])), None)
     return "" if place is None else f"{place[0]}, line {place[1]}"
 
 
-def _is_users(file: str) -> bool:
+@cache
+def is_of_application(file: str) -> bool:
+    """Return True for a file of the user's program: not of this library, of Python, or of an installed package."""
     path = Path(file)
     is_installed = "site-packages" in path.parts or any(part.startswith(_STARTERS) for part in path.parts)
     return path.is_file() and not is_installed and not {*_NOT_USERS} & {*path.parents}

@@ -20,7 +20,9 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from mqtemplate.context.failure_report import is_of_application
 from mqtemplate.context.settings.features import LoggingSettings
+from mqtemplate.context.settings.source import PROCESS
 from mqtemplate.errors import escaped
 from mqtemplate.listener.handler.current import add_current_message
 from mqtemplate.processes import is_terminal, write_text
@@ -73,7 +75,8 @@ def has_handlers() -> bool:
 def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
     """Show the events of the library on *stream*, and nothing else: the program's own log lines stay as they are.
 
-    If the program configures the root logger later, its handlers take over, so an event appears once.
+    Under ``mqtemplate run`` the program has no place to configure them, so they are shown too, with the warnings of
+    other libraries. If the program configures the root logger later, its handlers take over, so a line appears once.
 
     Args:
         stream: By default standard error: standard output belongs to the program.
@@ -84,8 +87,17 @@ def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Call
     target = stream or sys.stderr
     handler = _StandardError(target)
     handler.setFormatter(event_formatter(settings.format, colors=is_terminal(target)))
-    handler.addFilter(lambda _record: not logging.getLogger().handlers)
-    return _attached(handler, logging.getLogger(_LIBRARY), settings.level)
+    root = logging.getLogger()
+    handler.addFilter(lambda _record: all(each is handler for each in root.handlers))
+    if not PROCESS.given.is_run:
+        return _attached(handler, logging.getLogger(_LIBRARY), settings.level)
+    handler.addFilter(_is_shown_by_run)
+    return _attached(handler, root, settings.level)
+
+
+def _is_shown_by_run(record: logging.LogRecord) -> bool:
+    is_ours = record.name.partition(".")[0] == _LIBRARY
+    return is_ours or record.levelno >= logging.WARNING or is_of_application(record.pathname)
 
 
 def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:

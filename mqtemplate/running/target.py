@@ -91,7 +91,7 @@ def load_application(options: RunOptions) -> MQApplication:
     """
     if options.env_file is not None:
         os.environ.update(below_environment(read_env_file(Path(options.env_file))))
-    PROCESS.given = CommandLine(options.profiles, options.keys())
+    PROCESS.given = CommandLine(options.profiles, options.keys(), is_run=True)
     app = import_application(options.target)
     if options.name_server is not None and app.settings.rocketmq.name_server != options.name_server:
         raise ConfigurationError(

@@ -22,6 +22,7 @@ from mqtemplate.context import (
     event_formatter,
 )
 from mqtemplate.context.settings.features import LoggingSettings
+from mqtemplate.context.settings.source import PROCESS, CommandLine
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener import message_listener
 from mqtemplate.testing.harness import Harness
@@ -297,6 +298,30 @@ def test_run_leaves_a_program_alone_that_has_configured_logging(capsys: pytest.C
 
     assert "application.ready" in written.getvalue()
     assert capsys.readouterr().err == ""
+
+
+def test_mqtemplate_run_shows_the_lines_of_the_program_and_the_warnings_of_other_libraries(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under it the program has no line of its own that could configure them."""
+    monkeypatch.setattr(PROCESS, "given", CommandLine(is_run=True))
+    library = compile("log.info('a detail'); log.warning('a problem')", pytest.__file__, "exec")
+
+    def main() -> None:
+        logging.getLogger("shop").info("order paid")
+        logging.getLogger("shop").debug("a detail")
+        exec(library, {"log": logging.getLogger("of_a_package")})
+
+    before = configuration()
+    with unconfigured():
+        run_application(main)
+
+    shown = capsys.readouterr().err
+    assert shown.count("order paid") == 1
+    assert shown.count("application.ready") == 1
+    assert "a problem" in shown
+    assert "a detail" not in shown
+    assert configuration() == before, "the stop restores everything"
 
 
 def run_application(main: Callable[[], None] = lambda: None, **keys: object) -> None:

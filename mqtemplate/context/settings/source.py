@@ -213,10 +213,12 @@ class CommandLine:
     Attributes:
         profiles: Active profiles; empty: the profiles of the configuration.
         keys: Dotted key -> value.
+        is_run: True in a process of ``mqtemplate run``: it belongs to the application alone.
     """
 
     profiles: tuple[str, ...] = ()
     keys: Mapping[str, object] = field(default_factory=dict)
+    is_run: bool = False
 
     def apply(self, below: ConfigNode, arguments: ConfigNode) -> None:
         """Set the keys in the tree of the program's arguments.
