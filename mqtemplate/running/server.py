@@ -132,7 +132,8 @@ def shared_server(
             "the memory of one; name a folder (embedded:<folder>) or a server (host:port), or run one worker"
         )
     with ExitStack() as running:
-        account = Account(access_key=f"run-{secrets.token_hex(8)}", secret_key=secrets.token_hex(), admin=True)
+        access_key, secret_key = f"run-{secrets.token_hex(8)}", secrets.token_hex()
+        account = Account(access_key=access_key, secret_key=secret_key, admin=True, is_owner=True)
         is_open = _is_open_to_all(settings)
         cluster = local_cluster(settings, _settings_of_server(settings), None if is_open else account)
         cluster.start()

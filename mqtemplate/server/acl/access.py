@@ -94,6 +94,14 @@ class AccessControl:
         account = None if access_key is None else self.accounts.get(access_key)
         return account is not None and (account.admin or account.may(*topic_need(topic, right)))
 
+    def application_scope(self, access_key: str | None) -> str:
+        """Return the account to which the applications of sequenced sends belong; empty for the owner of the store.
+
+        A repeat must be found after a restart of the owner too, and if it opens the folder itself.
+        """
+        account = None if access_key is None else self.accounts.get(access_key)
+        return "" if account is None or account.is_owner else account.access_key
+
     def check_topic(self, caller: Caller, topic: str, right: Right, reached: str) -> None:
         """Check the right to the topic of a stored message. The refusal does not tell the name of the topic.
 

@@ -83,6 +83,8 @@ class Account:
             broker stores messages of other topics: delayed messages, half messages. Of the trace topic they include PUB
             only: clients with tracing send to it, and it has the ids and keys of all topics.
         default_group_perm: Rights to groups that are not in *group_perms*.
+        is_owner: True for the account that the owner of a store folder creates for its other processes, at each start
+            with another key. What they send counts as sent by the owner.
 
     Raises:
         ConfigurationError: A key is too short.
@@ -95,6 +97,7 @@ class Account:
     default_group_perm: Right = Right.DENY
     topic_perms: Mapping[str, Right] = field(default_factory=dict)
     group_perms: Mapping[str, Right] = field(default_factory=dict)
+    is_owner: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("access-key", self.access_key), ("secret-key", self.secret_key)):

@@ -36,7 +36,7 @@ class FolderServer:
     def __init__(self, broker: EmbeddedBroker, store: Path) -> None:
         self._store = store
         key = secrets.token_hex()
-        account = Account(access_key=f"spark-{secrets.token_hex(8)}", secret_key=key, admin=True)
+        account = Account(access_key=f"spark-{secrets.token_hex(8)}", secret_key=key, admin=True, is_owner=True)
         clock, settings = broker.clock, BrokerServerSettings(listen=_LISTEN)
         acl = AclSettings(accounts=(account,))
         access, limits, heavy = AccessControl(acl), RemotingServerSettings(), HeavyWork()

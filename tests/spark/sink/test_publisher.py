@@ -23,6 +23,7 @@ from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence 
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.server.local_address import LocalServerAddress  # noqa: E402
+from mqtemplate.spark import LocalServer  # noqa: E402
 from mqtemplate.spark.location.cluster_connection import close_connections  # noqa: E402
 from mqtemplate.spark.location.connection import open_broker  # noqa: E402
 from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource  # noqa: E402
@@ -80,6 +81,24 @@ def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluste
     stored = messages_in(cluster.engine, "orders")
     assert sorted(int(message.body) for message in stored) == list(range(50))
     assert Counter(message.queue_id for message in stored) == {0: 30, 1: 20}
+
+
+def test_a_repeated_task_stores_its_rows_once_although_the_owner_of_the_folder_restarts(tmp_path: Path) -> None:
+    """The owner's server has another account after each start. Without an owner, the task opens the folder itself."""
+    store, sequence = tmp_path / "store", SendSequence("query", 0, 3)
+    options = SinkOptions.parse({"store": str(store), "topic": "orders"})
+
+    results = []
+    for _ in range(2):
+        with EmbeddedBroker(store) as broker, LocalServer(broker):
+            results.append(publish(batches(30), options, sequence))
+        close_connections()
+    results.append(publish(batches(30), options, sequence))
+    close_connections()
+
+    assert results == [Published(30, 0), Published(0, 30), Published(0, 30)]
+    with EmbeddedBroker(store) as broker:
+        assert sorted(int(message.body) for message in messages_in(broker, "orders")) == list(range(30))
 
 
 @pytest.mark.parametrize("columns", [{}, {"shardingKey": ["a"]}], ids=["columns", "rows"])
