@@ -112,13 +112,13 @@ def settings_of(project: Project) -> AppSettings:
 def new_application() -> MQApplication:
     """Return a new application that is not started, for ``mqtemplate run mqtemplate_starter_django:new_application``.
 
-    If Django is not set up yet, it is: ``DJANGO_SETTINGS_MODULE`` names the settings.
+    It is the application of this process from then on: in handlers `template` and `outbox` are its own. If Django is not set up yet, it is: ``DJANGO_SETTINGS_MODULE`` names the settings.
     """
     if not apps.ready:
         import django
 
         django.setup()
-    return messages().new_application()
+    return messages().application_to_run()
 
 
 def application() -> MQApplication:
