@@ -27,8 +27,8 @@ _NOT_CODE = {
     tokenize.ENDMARKER,
 }
 SMALL_MODULE_LINES = 60
-_IDIOMS = {"Meta"}
-"""Names that a framework wants: the class of options inside each model of Django."""
+_IDIOMS = {"Meta", "Migration"}
+"""Names that a framework wants: the class of options inside each model of Django, and the class of each migration."""
 
 
 class Import(NamedTuple):
