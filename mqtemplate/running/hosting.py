@@ -65,16 +65,28 @@ class ProcessApplication:
         self._prepare.append(function)
 
     def new_application(self) -> MQApplication:
-        """Return a new application that is not started: for ``mqtemplate run``, which has a process to itself."""
+        """Return a new application that is not started."""
         app = MQApplication(*self._components, **self._options)
         for function in self._prepare:
             function(app)
         return app
 
+    def application_to_run(self) -> MQApplication:
+        """Return a new application that the caller starts and stops, as ``mqtemplate run`` does.
+
+        From now on it is the application of this process, so handlers that use this object get the one that runs.
+        """
+        current = self._of_this_process()
+        with current.lock:
+            current.app, current.is_started = self.new_application(), False
+            return current.app
+
     @property
     def is_started(self) -> bool:
         """True if this process has a started application."""
-        return self._current.pid == os.getpid() and self._current.is_started
+        current = self._current
+        is_running = current.is_started or (current.app is not None and current.app.is_ready.is_set())
+        return current.pid == os.getpid() and is_running
 
     @property
     def application(self) -> MQApplication:

@@ -188,7 +188,7 @@ def _known(found: Any) -> MQApplication | None:
     if isinstance(found, MQApplication):
         return found
     process = process_of(found)
-    return None if process is None else process.new_application()
+    return None if process is None else process.application_to_run()
 
 
 def _described(value: object) -> str:

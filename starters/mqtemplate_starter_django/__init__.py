@@ -19,9 +19,11 @@ if TYPE_CHECKING:
         template,
         wsgi,
     )
+    from mqtemplate_starter_django.tasks.backend import MQTemplateBackend
 
 __all__ = [
     "DjangoAutoConfiguration",
+    "MQTemplateBackend",
     "application",
     "asgi",
     "messages",
@@ -36,6 +38,7 @@ __getattr__ = late_import(
     __name__,
     {
         "DjangoAutoConfiguration": "mqtemplate_starter_django.autoconfiguration",
+        "MQTemplateBackend": "mqtemplate_starter_django.tasks.backend",
         **dict.fromkeys(
             (
                 "application",

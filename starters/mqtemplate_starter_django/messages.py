@@ -75,6 +75,13 @@ def listener_modules() -> list[Any]:
 _OUTBOX_APP = "mqtemplate.outbox.django"
 _ENABLED = "mqtemplate.listener.enabled"
 _process: ProcessApplication | None = None
+_providers: list[Callable[[], Sequence[object]]] = []
+
+
+def provide_components(provider: Callable[[], Sequence[object]]) -> None:
+    """Let a Django app add components to the messages of each process; its ``AppConfig.ready`` calls this."""
+    if provider not in _providers:
+        _providers.append(provider)
 
 
 def messages() -> ProcessApplication:
@@ -94,6 +101,7 @@ def messages() -> ProcessApplication:
             from mqtemplate.outbox.django import DjangoOutbox
 
             components.append(DjangoOutbox)
+        components += [component for provide in _providers for component in provide()]
         _process = ProcessApplication(
             *components, settings=keys, config_folder=project.config_folder, profiles=tuple(project.profiles)
         )
@@ -112,13 +120,14 @@ def settings_of(project: Project) -> AppSettings:
 def new_application() -> MQApplication:
     """Return a new application that is not started, for ``mqtemplate run mqtemplate_starter_django:new_application``.
 
-    If Django is not set up yet, it is: ``DJANGO_SETTINGS_MODULE`` names the settings.
+    It is the application of this process from then on: in handlers `template` and `outbox` are its own. If Django is
+    not set up yet, it is: ``DJANGO_SETTINGS_MODULE`` names the settings.
     """
     if not apps.ready:
         import django
 
         django.setup()
-    return messages().new_application()
+    return messages().application_to_run()
 
 
 def application() -> MQApplication:
@@ -191,9 +200,9 @@ def asgi(app: Any) -> MQTemplateASGI:
 
 
 def _forget(*, setting: str, **_: Any) -> None:
-    """Stop the messages when a test changes the setting; the next use reads it again."""
+    """Stop the messages when a test changes their settings; the next use reads them again."""
     global _process
-    if setting == "MQTEMPLATE" and _process is not None:
+    if setting in (_NAME, "TASKS") and _process is not None:
         stopped, _process = _process, None
         stopped.stop()
 

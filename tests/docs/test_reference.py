@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 from collections import Counter
+from importlib.util import find_spec
 
 import pytest
 
@@ -64,6 +65,8 @@ def test_a_name_stands_in_the_reference_once() -> None:
 @pytest.mark.parametrize("path", NAMES)
 def test_a_name_of_the_reference_is_exported_and_documented(path: str) -> None:
     package, _, name = path.rpartition(".")
+    if name == "MQTemplateBackend" and find_spec("django.tasks") is None:
+        pytest.importorskip("django_tasks", reason="the backend needs tasks, and this Django is older than 6")
 
     assert name in importlib.import_module(package).__all__
     value = getattr(importlib.import_module(package), name)

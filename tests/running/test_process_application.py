@@ -42,6 +42,17 @@ def test_the_first_use_starts_the_application_and_the_next_ones_get_it(messages:
     assert messages.template is messages.get(RocketMQTemplate)
 
 
+def test_an_application_that_something_else_runs_is_the_one_of_the_process() -> None:
+    """``mqtemplate run`` starts and stops it, and a handler that uses the object must not start a second one."""
+    messages = ProcessApplication(settings=IN_MEMORY, environment={})
+
+    with messages.application_to_run() as app:
+        assert messages.application is app
+        assert messages.is_started
+
+    assert not messages.is_started
+
+
 def test_threads_that_use_it_at_the_same_time_get_one_application(messages: ProcessApplication) -> None:
     found: list[MQApplication] = []
     threads = [threading.Thread(target=lambda: found.append(messages.start())) for _ in range(8)]

@@ -240,6 +240,29 @@ for name in ("a", "b"):
     assert lines(shop, program) == ["a", "b"]
 
 
+def test_a_handler_uses_the_application_that_runs(shop: Path) -> None:
+    """``template()`` in a handler does not start a second application, which could not open the same folder."""
+    listeners = """
+from mqtemplate import message_listener
+import mqtemplate_starter_django as mq
+
+@message_listener(topic="orders", consumer_group="billing")
+def bill(order_id: int) -> None:
+    if order_id < 3:
+        mq.template().sync_send("orders", order_id + 1)
+    print("billed", order_id, flush=True)
+"""
+    (shop / "orders" / "listeners.py").write_text(listeners, "utf-8")
+    lines(shop, "mq.template().sync_send('orders', 1)")
+
+    with Program(shop, "manage", "mqtemplate", "run") as program:
+        program.wait_for("^billed 3$")
+        code = program.stop()
+
+    assert code == 0
+    assert "StoreLockedError" not in program.output
+
+
 def test_workers_share_the_directory_of_the_project(shop: Path) -> None:
     lines(shop, "mq.send_on_commit('orders', Order.objects.create().id)")
     with Program(shop, "manage", "mqtemplate", "run", "--workers", "2") as program:
