@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
@@ -17,6 +18,7 @@ DEFAULT_TOPIC = "taskiq"
 DELAY_LABEL, DELIVER_AT_LABEL = "delay", "deliver_at"
 SCHEDULE_LABEL = "schedule_id"
 _LONGEST_TASK = "7d"
+_WAKE_S = 1.0
 
 
 class MQTemplateBroker(AsyncBroker):  # type: ignore[misc]  # mypy does not follow the imports of taskiq
@@ -150,8 +152,14 @@ class _TakenTasks:
         self._open: set[asyncio.Future[None]] = set()
 
     async def get(self) -> AckableMessage:
-        """Wait for the next task."""
-        return await self._ready.get()
+        """Wait for the next task.
+
+        The loop wakes from time to time: taskiq sets an event in its handler of signals, which does not wake a loop, so
+        an idle worker would not stop.
+        """
+        while True:
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(self._ready.get(), _WAKE_S)
 
     async def run(self, body: bytes) -> None:
         """Hand a task to taskiq, and wait until it is acknowledged.

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -22,6 +25,7 @@ from taskiq.brokers.inmemory_broker import InmemoryResultBackend
 from taskiq.scheduler.scheduled_task import ScheduledTask
 
 from mqtemplate_starter_taskiq import MQTemplateBroker, MQTemplateScheduleSource
+from tests.programs import PATHS, environment, run_python
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 TIMEOUT_S = 60
@@ -249,3 +253,48 @@ def test_the_scheduler_of_taskiq_accepts_the_source() -> None:
     scheduler = TaskiqScheduler(InMemoryBroker(), [MQTemplateScheduleSource(new_broker())])
 
     assert asyncio.run(scheduler.sources[0].get_schedules()) == []
+
+
+WORKED = """
+from mqtemplate_starter_taskiq import MQTemplateBroker
+
+broker = MQTemplateBroker(settings={"rocketmq.name-server": "embedded:./data"})
+
+@broker.task
+async def remind(order: str) -> None:
+    print("reminded", order, flush=True)
+"""
+SENT = """
+import asyncio
+from shop import broker, remind
+
+async def main() -> None:
+    await broker.startup()
+    await remind.kiq("4466")
+    await broker.shutdown()
+
+asyncio.run(main())
+"""
+
+
+def test_an_idle_worker_of_taskiq_stops_by_a_signal(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(WORKED)
+    assert run_python(tmp_path, "-c", SENT).returncode == 0
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "taskiq", "worker", "shop:broker", "--workers", "1"],
+        cwd=tmp_path,
+        env=environment(PYTHONPATH=f"{PATHS}:{tmp_path}"),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    guard = Timer(TIMEOUT_S, worker.kill)  # against hanging, not a measurement
+    guard.start()
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "reminded 4466\n"
+        worker.terminate()
+        assert worker.wait() == 0
+    finally:
+        guard.cancel()
+        worker.kill()
+        worker.communicate()

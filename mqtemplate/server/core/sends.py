@@ -283,7 +283,9 @@ class ClientSequencedSends:
             for each, queue_id in decode_queue_batches(batches)
         ]
         try:
-            return self.engine.sequences.put(messages, sequence, complete, self.access.application_scope(caller.account))
+            return self.engine.sequences.put(
+                messages, sequence, complete, self.access.application_scope(caller.account)
+            )
         except SendError as exc:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
 
