@@ -23,6 +23,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.errors": 0,
     "mqtemplate.event_log": 0,
     "mqtemplate.exports": 0,
+    "mqtemplate.extras": 0,
     "mqtemplate.futures": 0,
     "mqtemplate.hashes": 0,
     "mqtemplate.metrics": 0,

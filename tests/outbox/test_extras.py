@@ -16,8 +16,8 @@ except ModuleNotFoundError as error:
 """
 
 
-def test_without_sqlalchemy_the_error_names_the_extra() -> None:
+def test_without_sqlalchemy_the_error_names_the_package() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_SQLALCHEMY], capture_output=True, text=True, check=True)
 
     assert "SQLAlchemyOutbox needs SQLAlchemy" in done.stdout
-    assert "pip install 'mqtemplate[sqlalchemy]'" in done.stdout
+    assert 'pip install "sqlalchemy[asyncio]>=2.0"' in done.stdout
