@@ -348,6 +348,8 @@ def is_about_names(node: ast.stmt) -> bool:
             return name.startswith("_")  # the table of a late import
         case ast.FunctionDef(name="__getattr__" | "__dir__") | ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
+        case ast.If(test=test):
+            return ast.unparse(test).startswith("sys.version_info <")  # before the first import
     return False
 
 

@@ -84,7 +84,7 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class AwaitableVerb(Protocol[_Template_contra, P, _Result_co]):
-    """Type of an awaitable form. It is not a ``Callable``: some type checkers do not bind one to the object of a class."""
+    """Type of an awaitable form. It is not a ``Callable``: some type checkers do not bind one to its object."""
 
     @overload
     def __get__(

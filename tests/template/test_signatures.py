@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
-import mqtemplate
 from mqtemplate import RocketMQTemplate, Send, publishes
 from mqtemplate.template import SendOptions
 
@@ -44,11 +41,3 @@ def test_help_shows_the_options() -> None:
 
     assert "deliver_at: 'datetime | int | None' = None" in shown
     assert "**options" not in shown.splitlines()[2]
-
-
-def test_the_library_and_each_starter_say_that_they_have_types() -> None:
-    packages = [Path(mqtemplate.__file__).parent, *(Path(__file__).parents[2] / "starters").glob("mqtemplate_*")]
-
-    assert len(packages) > 5
-    assert [package.name for package in packages if not (package / "py.typed").is_file()] == []
-    assert all(find_spec(package.name) for package in packages)
