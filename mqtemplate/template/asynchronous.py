@@ -80,18 +80,17 @@ class HasBackground(Protocol):
 
 _Self = TypeVar("_Self", bound=HasBackground)
 _Template_contra = TypeVar("_Template_contra", contravariant=True)
-_Result_co = TypeVar("_Result_co", covariant=True)
 
 
-class AwaitableVerb(Protocol[_Template_contra, P, _Result_co]):
+class AwaitableVerb(Protocol[_Template_contra, P, R]):
     """Type of an awaitable form. It is not a ``Callable``: some type checkers do not bind one to its object."""
 
     @overload
     def __get__(
         self, template: None, owner: type[object]
-    ) -> Callable[Concatenate[_Template_contra, P], AwaitableFuture[_Result_co]]: ...
+    ) -> Callable[Concatenate[_Template_contra, P], AwaitableFuture[R]]: ...
     @overload
-    def __get__(self, template: _Template_contra, owner: type[object]) -> Callable[P, AwaitableFuture[_Result_co]]: ...
+    def __get__(self, template: _Template_contra, owner: type[object]) -> Callable[P, AwaitableFuture[R]]: ...
 
 
 def awaitable(verb: Callable[Concatenate[_Self, P], R]) -> AwaitableVerb[_Self, P, R]:
