@@ -12,7 +12,7 @@ from mqtemplate.listener.declaration.results import ResultSender
 from mqtemplate.message import Message, Property, create_unique_id
 from mqtemplate.outbox.database import Execute, OutboxRow, add_rows, check_database
 from mqtemplate.outbox.relay import OutboxRelay, Transaction
-from mqtemplate.template.options import SendOptions, hash_key_text
+from mqtemplate.template.options import SendOptions, hash_key_text, shows_send_options
 from mqtemplate.template.outbound import MessageFactory, read_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -127,6 +127,7 @@ class OutboxSession(ResultSender, Generic[SessionType]):
         self.session = session
         self._outbox = outbox
 
+    @shows_send_options
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> object:
         """Send a message if the transaction is committed. With an async outbox, await the result."""
         target = () if self.session is None else (self.session,)

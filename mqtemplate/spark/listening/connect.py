@@ -19,7 +19,7 @@ from mqtemplate.spark.listening.batches import BatchMetrics, BatchWork, Listener
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import SparkListenerSettings
 from mqtemplate.spark.listening.redelivery import Redelivery
-from mqtemplate.spark.listening.shared_broker import send_back_of
+from mqtemplate.spark.listening.shared_broker import send_back_rows
 from mqtemplate.spark.location.connection import commit_offsets, in_broker, open_broker
 from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.records.offsets import OffsetTable
@@ -107,7 +107,7 @@ class ConnectBatches:
             checkpoint=QueryCheckpoint(folder, self.broker_name),
             first=self.first,
             replayed=self.replayed,
-            redelivery=Redelivery(broker, send_back_of(broker), metrics, self.name, settings, folder),
+            redelivery=Redelivery(broker, send_back_rows(broker), metrics, self.name, settings, folder),
             metrics=BatchMetrics(metrics, settings.consumer_group),
             commit=partial(self._commit, broker),
             wait=Event().wait,
