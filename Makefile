@@ -26,7 +26,7 @@ LOCKED = $(PIP_INSTALL) --require-hashes --no-build-isolation --requirement
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all docs lint bench lock clean
+.PHONY: help setup demo test test-all docs lint types quick wheel release-check bench lock clean
 
 help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
@@ -36,6 +36,9 @@ $(READY): pyproject.toml $(LOCKS)/build.txt $(LOCKS)/develop.txt
 	@test -n "$(PY)" || { \
 		echo "mqtemplate needs Python 3.11 or newer with the modules venv and ensurepip, and none was found." >&2; \
 		echo "Debian, Ubuntu: apt install python3 python3-venv. Or name one: make PY=/path/to/python3.12" >&2; exit 1; }
+	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "mqtemplate needs Python 3.11 or newer, and $(PY) is $$($(PY) --version 2>&1). Name another one: make PY=python3.13" >&2; \
+		exit 1; }
 	@echo "Setting up $(VENV) with $$($(PY) --version). PySpark is a download of about 450 MB, so the first time takes minutes."
 	@$(PYTHON) -c '' 2>/dev/null || $(PY) -m venv --clear $(VENV)
 	@{ $(LOCKED) $(LOCKS)/build.txt && $(LOCKED) $(LOCKS)/develop.txt && \
@@ -86,16 +89,36 @@ lint: $(READY) ## Check format, lint and types
 
 PYTEST = $(VENV)/bin/pytest --numprocesses auto --maxprocesses 5 --dist loadfile --no-loadscope-reorder
 
+# Type checkers as a project has them that installed the wheel; ty, pyrefly and pyright with its node are Python packages.
+CHECK := build/check
+
+$(CHECK)/.ready: $(READY) $(LOCKS)/check.txt
+	@$(PYTHON) -m venv --clear $(CHECK)
+	@$(CHECK)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(LOCKS)/check.txt
+	@touch $@
+
+types: $(CHECK)/.ready ## mypy, pyright, pyrefly and ty over the examples, from an installed wheel
+	@$(PYTHON) -m tests.release.check_types
+
+quick: $(READY) ## The quick tests without extras, on the oldest and the newest Python that are installed
+	@$(PYTHON) -m tests.release.quick
+
+wheel: $(READY) ## Build the wheel into dist
+	@rm -rf dist && $(PYTHON) -m build --wheel --no-isolation && ls dist/*.whl
+
+release-check: $(CHECK)/.ready ## All checks of a release; the files to publish are in dist
+	@$(PYTHON) -m tests.release.check_release
+
 # The type checker uses one processor only, so the tests run beside it. In a fresh clone each process of the tests would
 # compile all modules; one that collects the tests first leaves the compiled ones to the others.
-WITH_LINT = $(MAKE) --no-print-directory lint & lint=$$!; \
+WITH_LINT = $(MAKE) --no-print-directory lint types quick & lint=$$!; \
 	test -d tests/__pycache__ || $(VENV)/bin/pytest --collect-only --quiet >/dev/null; $1; tests=$$?; \
-	wait $$lint || { echo "The lint failed; its report is above, or run: make lint" >&2; exit 1; }; exit $$tests
+	wait $$lint || { echo "The lint failed; its report is above, or run: make lint types quick" >&2; exit 1; }; exit $$tests
 
-test: setup ## Lint and run all tests but the longest
+test: setup $(CHECK)/.ready ## Lint and run all tests but the longest
 	@$(call WITH_LINT,$(PYTEST) -m "not thorough")
 
-test-all: setup $(VENV)/.docs ## Lint and run all tests
+test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests
 	@$(call WITH_LINT,$(PYTEST))
 
 $(VENV)/.docs: $(READY) $(LOCKS)/docs.txt
@@ -120,7 +143,8 @@ lock: ## Write the locks with the newest versions that pyproject.toml allows
 	@mkdir -p build $(LOCKS) && $(PY) -m venv --clear build/lock && build/lock/bin/python -m pip install --quiet uv
 	@$(COMPILE) pyproject.toml --extra spark --extra speed --extra test --extra dev --output-file $(LOCKS)/develop.txt
 	@$(COMPILE) $(LOCKS)/build.in --constraint $(LOCKS)/develop.txt --output-file $(LOCKS)/build.txt
-	@for extra in docs spark-jre; do $(COMPILE) pyproject.toml --extra $$extra --constraint $(LOCKS)/develop.txt \
+	@$(COMPILE) pyproject.toml $(LOCKS)/base.in --constraint $(LOCKS)/develop.txt --output-file $(LOCKS)/base.txt
+	@for extra in docs spark-jre check; do $(COMPILE) pyproject.toml --extra $$extra --constraint $(LOCKS)/develop.txt \
 		--output-file $(LOCKS)/$$extra.txt || exit 1; done
 
 clean: ## Remove .venv, what came from Maven, caches, and what the examples wrote

@@ -4,7 +4,11 @@ The names in ``__all__`` are the public API. Further public packages: `mqtemplat
 `mqtemplate.spark` (sessions, the data source) and `mqtemplate.testing` (virtual time, recorded messages).
 """
 
+import sys
 from typing import TYPE_CHECKING
+
+if sys.version_info < (3, 11):  # noqa: UP036  # in a clone, where no pip has read requires-python
+    raise ImportError(f"mqtemplate needs Python 3.11 or newer, this is Python {sys.version.split()[0]}")
 
 from mqtemplate import errors
 from mqtemplate.exports import load_export

@@ -30,11 +30,13 @@ def pytest_configure() -> None:
     logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 
 
+@pytest.hookimpl(optionalhook=True)  # the quick tests run without pytest-xdist too
 def pytest_xdist_auto_num_workers() -> int:
     """Return three workers more than there are processors: tests that wait for other processes need none."""
     return (os.cpu_count() or 1) + 3
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
     """Run the tests of a file in one process, and of a folder of `_SHARED`."""
     from xdist.scheduler import LoadFileScheduling

@@ -13,7 +13,14 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / ".ci" / "locks"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-EXTRAS = {"develop": ("spark", "speed", "test", "dev"), "docs": ("docs",), "spark-jre": ("spark-jre",), "build": ()}
+EXTRAS = {
+    "develop": ("spark", "speed", "test", "dev"),
+    "docs": ("docs",),
+    "spark-jre": ("spark-jre",),
+    "check": ("check",),
+    "build": (),
+    "base": (),
+}
 """Lock -> extras of pyproject.toml that it has to satisfy."""
 
 _ENTRY = re.compile(
@@ -45,7 +52,7 @@ def test_the_lock_satisfies_what_the_project_requires(lock: str) -> None:
     """After a change of pyproject.toml: make lock."""
     names = EXTRAS[lock]
     required = [Requirement(text) for extra in names for text in PROJECT["project"]["optional-dependencies"][extra]]
-    required += [Requirement(text) for text in PROJECT["project"]["dependencies"]] if names else []
+    required += [Requirement(text) for text in PROJECT["project"]["dependencies"]] if lock != "build" else []
     required += [Requirement(text) for text in PROJECT["build-system"]["requires"]] if lock == "build" else []
     locked: dict[str, list[Requirement]] = {}
     for requirement, _ in entries(lock):

@@ -24,6 +24,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.errors": 0,
     "mqtemplate.event_log": 0,
     "mqtemplate.exports": 0,
+    "mqtemplate.extras": 0,
     "mqtemplate.futures": 0,
     "mqtemplate.hashes": 0,
     "mqtemplate.metrics": 0,
@@ -350,6 +351,8 @@ def is_about_names(node: ast.stmt) -> bool:
             return name.startswith("_")  # the table of a late import
         case ast.FunctionDef(name="__getattr__" | "__dir__") | ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
+        case ast.If(test=test):
+            return ast.unparse(test).startswith("sys.version_info <")  # before the first import
     return False
 
 

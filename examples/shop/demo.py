@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ def wait_until(is_true: Callable[[], object], what: str) -> None:
 
 
 @contextlib.contextmanager
-def running_shop(module: str) -> Iterator[httpx.Client]:
+def running_shop(module: str) -> Generator[httpx.Client, None, None]:
     """Start the shop in uvicorn with the profile ``demo``, and stop it at the end."""
     port = free_port()
     print(f"Starting the shop: uvicorn examples.shop.{module}:web --port {port}, profile demo ...", flush=True)

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from mqtemplate.console.actuator import MAX_BODY_BYTES, Actuator
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import EventLogger, get_logger
+from mqtemplate.extras import install_command
 from mqtemplate.http.exchange import HttpHandler, HttpRequest, HttpResponse, below
 from mqtemplate.http.server import HttpServer
 
@@ -27,7 +28,7 @@ def check_installed() -> None:
         ConfigurationError: It is missing.
     """
     if find_spec("jinja2") is None:
-        raise ConfigurationError("the dashboard needs jinja2: pip install 'mqtemplate[dashboard]'")
+        raise ConfigurationError(f"the dashboard needs jinja2: {install_command('dashboard')}")
 
 
 class ConsoleServer(HttpServer):

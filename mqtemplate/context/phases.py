@@ -24,6 +24,7 @@ from mqtemplate.context.injection.wiring import Definition
 from mqtemplate.context.templates import Clusters, ext_template_mark, register_templates, start_broker
 from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, reworded
 from mqtemplate.event_log import get_logger
+from mqtemplate.extras import install_command
 from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
 from mqtemplate.listener.discovery import declared_topics
 from mqtemplate.listener.registry import ListenerRegistry
@@ -105,7 +106,7 @@ def _check_spark_listeners(context: ApplicationContext) -> None:
     reason = outcome.reason if outcome is not None else "the starter 'spark' is missing"
     raise DependencyError(
         f"{name_of(marked[0])} is a Spark listener, and nothing would run it ({reason}); "
-        "pip install 'mqtemplate[spark]', or set mqtemplate.spark.enabled: false"
+        f"{install_command('spark')}, or set mqtemplate.spark.enabled: false"
     )
 
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from mqtemplate.exports import load_export
+from mqtemplate.extras import install_command
 from mqtemplate.outbox.database import OutboxRow
 from mqtemplate.outbox.relay import OutboxRelay
 from mqtemplate.outbox.sending import OutboxSession
@@ -42,6 +43,6 @@ def __getattr__(name: str) -> object:
         globals()[name] = value = load_export(__name__, "sqlalchemy", name)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{name} needs SQLAlchemy ({error}); pip install 'mqtemplate[sqlalchemy]'", name=error.name
+            f"{name} needs SQLAlchemy ({error}); {install_command('sqlalchemy')}", name=error.name
         ) from error
     return value

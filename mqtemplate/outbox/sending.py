@@ -17,7 +17,7 @@ from mqtemplate.outbox.changes import UnsentMessages
 from mqtemplate.outbox.database import Execute, OutboxChange, OutboxRow, add_change, add_rows, check_database
 from mqtemplate.outbox.relay import OutboxRelay, Transaction
 from mqtemplate.pending import ScheduleChange
-from mqtemplate.template.options import SendOptions, hash_key_text
+from mqtemplate.template.options import SendOptions, hash_key_text, shows_send_options
 from mqtemplate.template.outbound import MessageFactory, read_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
@@ -192,6 +192,7 @@ class OutboxSession(ResultSender, Generic[SessionType]):
         self.session = session
         self._outbox = outbox
 
+    @shows_send_options
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> object:
         """Send a message if the transaction is committed. With an async outbox, await the result."""
         return self._outbox.send(*self._target(), destination, payload, delay_level, **options)

@@ -44,7 +44,7 @@ from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE, POLL_MS, RelayOutcome, RelaySteps, ignored_database_errors
 from mqtemplate.outbox.sending import RelayedOutbox, RowFactory, log_deferred, noted_database_errors
 from mqtemplate.pending import ScheduleChange
-from mqtemplate.template.options import SendOptions
+from mqtemplate.template.options import SendOptions, shows_send_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
 
@@ -120,6 +120,7 @@ class SQLAlchemyOutbox(RelayedOutbox):
         self._engine = engine
         super().__init__(engine.dialect.name, template, self._transaction, lease, engine)
 
+    @shows_send_options
     def send(
         self,
         target: Target,
@@ -222,6 +223,7 @@ class AsyncSQLAlchemyOutbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         template.add_outbox(engine, self)
 
+    @shows_send_options
     async def send(
         self,
         target: AsyncTarget,

@@ -26,6 +26,7 @@ from mqtemplate.context.application import MQApplication
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.extras import install_command
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.running.target import READY, RunOptions, load_application
 
@@ -129,7 +130,7 @@ def file_changes(folders: Sequence[Path], on_change: Callable[[list[str]], objec
         import watchfiles
     except ImportError as exc:
         raise ConfigurationError(
-            "--reload needs watchfiles, which is not installed; pip install 'mqtemplate[reload]'"
+            f"--reload needs watchfiles, which is not installed; {install_command('reload')}"
         ) from exc
     for folder in folders:
         if not folder.is_dir():

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from mqtemplate.callables import name_of_callable, unfinished
 from mqtemplate.calls.send import SendCall, SendPipeline
@@ -79,13 +79,32 @@ class HasBackground(Protocol):
 
 
 _Self = TypeVar("_Self", bound=HasBackground)
+_Template_contra = TypeVar("_Template_contra", contravariant=True)
 
 
-def awaitable(verb: Callable[Concatenate[_Self, P], R]) -> Callable[Concatenate[_Self, P], AwaitableFuture[R]]:
+class AwaitableVerb(Protocol[_Template_contra, P, R]):
+    """Type of an awaitable form. It is not a ``Callable``: some type checkers do not bind one to its object."""
+
+    @overload
+    def __get__(
+        self, template: None, owner: type[object]
+    ) -> Callable[Concatenate[_Template_contra, P], AwaitableFuture[R]]: ...
+    @overload
+    def __get__(self, template: _Template_contra, owner: type[object]) -> Callable[P, AwaitableFuture[R]]: ...
+
+
+def awaitable(verb: Callable[Concatenate[_Self, P], R]) -> AwaitableVerb[_Self, P, R]:
     """Return the awaitable form of a verb: same arguments, and a future of the result. Its name starts ``async_``.
 
     Errors of the verb are in the future. A call that has not started when its future is cancelled is not made.
     """
+    return cast("AwaitableVerb[_Self, P, R]", awaitable_overloads(verb))
+
+
+def awaitable_overloads(
+    verb: Callable[Concatenate[_Self, P], R],
+) -> Callable[Concatenate[_Self, P], AwaitableFuture[R]]:
+    """Do `awaitable` for a verb with overloads, which type checkers only keep in a ``Callable``."""
     name = verb.__name__
 
     @functools.wraps(verb)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 from mqtemplate.durations import Duration
 from mqtemplate.errors import DestinationError, MessageError
@@ -15,6 +15,8 @@ from mqtemplate.message import Message, MessageQueue, Property, property_text
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import did_you_mean, shown
+
+_Verb = TypeVar("_Verb", bound=Callable[..., object])
 
 MessageQueueSelector: TypeAlias = Callable[[Sequence[MessageQueue], Message, str], MessageQueue]
 """Selects the queue for a message with a hash key: (queues of the topic, message, hash key) -> one of the queues."""
@@ -125,6 +127,27 @@ QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
 """Options that select the queue."""
 
 
+def shows_send_options(verb: _Verb) -> _Verb:
+    """Name the options of `SendOptions` in the signature of a verb, in place of its ``**options``.
+
+    ``help()``, IPython and notebooks read this signature. Editors with a type checker read the annotation.
+    """
+    signature = inspect.signature(verb)
+    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    cast("Any", verb).__signature__ = signature.replace(parameters=[*own, *_OPTION_PARAMETERS])
+    return verb
+
+
+def _option_parameters() -> Iterator[inspect.Parameter]:
+    for name, kind in SendOptions.__annotations__.items():
+        annotation = getattr(kind, "__forward_arg__", kind)
+        default = None if "None" in str(annotation) else ()
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+_OPTION_PARAMETERS = tuple(_option_parameters())
+
+
 def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Iterable[str]) -> TypeError:
     """Return the error for a call with an option that the verb does not have; it names the nearest known option.
 
@@ -132,8 +155,10 @@ def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Ite
         known: Names that the verb takes as ``**options``; the names of its own parameters are added.
     """
     parameters = inspect.signature(verb).parameters.values()
-    names = [each.name for each in parameters if each.name != "self" and each.kind is not each.VAR_KEYWORD]
-    names += sorted(known)
+    known = sorted(known)
+    other = ("self", *known)
+    names = [each.name for each in parameters if each.name not in other and each.kind is not each.VAR_KEYWORD]
+    names += known
     name = min(set(given) - set(names))
     hint = did_you_mean(name, names, f"it has {', '.join(names)}")
     return TypeError(f"{verb.__name__}() has no option {name!r}; {hint}")

@@ -26,7 +26,7 @@ from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
 from mqtemplate.message import Message, MessageQueue, SelectedQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
-from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable
+from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable, awaitable_overloads
 from mqtemplate.template.delays import ChangeableOutbox, PendingVerbs, check_count
 from mqtemplate.template.options import (
     QUEUE_OPTIONS,
@@ -35,6 +35,7 @@ from mqtemplate.template.options import (
     SendOptions,
     hash_key_text,
     select_queue_by_hash,
+    shows_send_options,
     unknown_option,
 )
 from mqtemplate.template.outbound import NO_EXTRAS, Extras, MessageFactory, read_options
@@ -146,6 +147,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
 
     # --- sending -------------------------------------------------------------------------------
 
+    @shows_send_options
     def sync_send(
         self,
         destination: str,
@@ -181,6 +183,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             )
         return self._sends.send(self._messages.one(destination, payload, extras), None, timeout_ms)
 
+    @shows_send_options
     def async_send(
         self,
         destination: str,
@@ -213,6 +216,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         add_callbacks(future, on_success, on_error, kind="send", destination=destination, executor=executor)
         return future
 
+    @shows_send_options
     def send_one_way(
         self, destination: str, payload: object, *, delay_level: int = 0, **options: Unpack[SendOptions]
     ) -> None:
@@ -270,10 +274,11 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise MessageError(f"the post_processor must return a Message, it returned {type(message).__name__}")
         return self.sync_send(destination, message)
 
-    async_convert_and_send = awaitable(convert_and_send)
+    async_convert_and_send = awaitable_overloads(convert_and_send)
 
     # --- requests ------------------------------------------------------------------------------
 
+    @shows_send_options
     def send_and_receive(
         self,
         destination: str,
@@ -300,6 +305,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         refuse_on_handler_loop("send_and_receive", "await template.async_send_and_receive(...)")
         return self.async_send_and_receive(destination, payload, reply_type, timeout, delay_level, **options).result()
 
+    @shows_send_options
     def async_send_and_receive(
         self,
         destination: str,
@@ -345,6 +351,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         """
         self._transactions.add(listener)
 
+    @shows_send_options
     def send_in_transaction(
         self,
         destination: str,

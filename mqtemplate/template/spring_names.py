@@ -9,13 +9,15 @@ import inspect
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from datetime import timedelta
-from typing import Any, Protocol, get_type_hints
+from typing import Any, Protocol, TypeVar, get_type_hints, overload
 
 from mqtemplate.durations import Duration
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.template.options import MessageQueueSelector
+
+_Reply = TypeVar("_Reply")
 
 
 class SendCallback(Protocol):
@@ -44,7 +46,12 @@ class _Verbs(Protocol):
     message_queue_selector: MessageQueueSelector
     default_destination: str | None
     callback_executor: Executor | None
-    charset: str
+
+    # A property, as in the class: type checkers do not take one for an attribute that can be set.
+    @property
+    def charset(self) -> str: ...
+    @charset.setter
+    def charset(self, charset: str) -> None: ...
 
     def sync_send(self, *args: Any, **options: Any) -> SendResult: ...
     def async_send(self, *args: Any, **options: Any) -> AwaitableFuture[SendResult]: ...
@@ -133,6 +140,28 @@ class SpringNames:
     ) -> TransactionSendResult:
         """Call ``send_in_transaction``."""
         return self.send_in_transaction(destination, payload, arg)
+
+    @overload
+    def sendAndReceive(
+        self: _Verbs,
+        destination: str,
+        payload: object,
+        type: type[_Reply],
+        hashKey: str | int | None = None,
+        timeout: int | None = None,
+        delayLevel: int = 0,
+    ) -> _Reply: ...
+
+    @overload
+    def sendAndReceive(
+        self: _Verbs,
+        destination: str,
+        payload: object,
+        type: LocalRequestCallback,
+        hashKey: str | int | None = None,
+        timeout: int | None = None,
+        delayLevel: int = 0,
+    ) -> AwaitableFuture[Any]: ...
 
     def sendAndReceive(
         self: _Verbs,

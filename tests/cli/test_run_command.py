@@ -169,13 +169,13 @@ def test_a_program_that_would_ignore_the_given_broker_is_an_error(run: Cli, shop
     assert "What to do  create it with load_settings(...), or from application.yml" in errors
 
 
-def test_reload_without_watchfiles_names_the_extra(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reload_without_watchfiles_names_the_package(run: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
 
     errors = run.plain("run", "shop:app", "--reload").errors
 
     assert "--reload needs watchfiles, which is not installed" in errors
-    assert "What to do  pip install 'mqtemplate[reload]'" in errors
+    assert 'What to do  pip install "watchfiles>=0.21"' in errors
 
 
 def test_workers_cannot_share_a_store_in_memory(run: Cli) -> None:

@@ -135,8 +135,8 @@ def test_a_broker_of_the_user_without_administration_is_an_error() -> None:
             managed_dashboard(Other(), actuator, settings, "shop")
 
 
-def test_without_jinja_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_jinja_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mqtemplate.console.server.find_spec", lambda name: None)
 
-    with pytest.raises(ConfigurationError, match=r"the dashboard needs jinja2: pip install 'mqtemplate\[dashboard\]'"):
+    with pytest.raises(ConfigurationError, match=r'the dashboard needs jinja2: pip install "jinja2>=3\.1"'):
         application().start()

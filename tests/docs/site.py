@@ -34,14 +34,14 @@ CHROMIUM_OPTIONS = [
 def missing_for_the_site() -> str | None:
     """Return why the site cannot be built, or None."""
     missing = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
-    return f"no {', '.join(missing)}: pip install 'mqtemplate[docs]'" if missing else None
+    return f"no {', '.join(missing)}: make docs" if missing else None
 
 
 def missing_for_the_browser() -> str | None:
     """Return why no browser can be started, or None."""
     if CHROMIUM is None:
         return "no Chromium on the PATH"
-    return None if find_spec("playwright") else "no playwright: pip install 'mqtemplate[docs]'"
+    return None if find_spec("playwright") else "no playwright: make docs"
 
 
 def build_site(folder: Path) -> None:

@@ -12,6 +12,7 @@ import structlog
 from mqtemplate import EmbeddedBroker, MQApplication, RocketMQTemplate, SparkBatch, VirtualClock, spark_listener
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import DependencyError
+from mqtemplate.extras import install_command
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 from mqtemplate_starter_rocketmq import RocketMQAutoConfiguration
@@ -68,7 +69,7 @@ def test_the_error_for_a_spark_listener_without_pyspark_says_what_to_install() -
 
     assert str(refused.value) == (
         "on_orders is a Spark listener, and nothing would run it (not installed: no_such_pyspark); "
-        "pip install 'mqtemplate[spark]', or set mqtemplate.spark.enabled: false"
+        f"{install_command('spark')}, or set mqtemplate.spark.enabled: false"
     )
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
 import pytest
 
@@ -200,3 +200,34 @@ def test_an_application_returns_the_type_of_the_object() -> None:
 
     assert isinstance(template, RocketMQTemplate)
     assert not isinstance(clock, SystemClock)
+
+
+class SendCallback:
+    def onSuccess(self, result: SendResult) -> None: ...
+
+    def onException(self, error: BaseException) -> None: ...
+
+
+class ReplyCallback:
+    def onSuccess(self, message: MessageExt) -> None: ...
+
+    def onException(self, error: BaseException) -> None: ...
+
+
+def use_names_of_spring(template: RocketMQTemplate) -> None:
+    """Only type checkers read this; `tests/template` and `tests/spring` run the methods."""
+    assert_type(template.syncSend("orders", Order(1), 3_000, 3), SendResult)
+    assert_type(template.syncSendOrderly("orders", Order(1), "4466"), SendResult)
+    assert_type(template.syncSendDelayTimeSeconds("orders", Order(1), 3), SendResult)
+    assert_type(template.asyncSend("orders", Order(1), SendCallback(), 3_000, 3), AwaitableFuture[SendResult])
+    assert_type(template.convertAndSend("orders", Order(1)), SendResult)
+    assert_type(template.sendMessageInTransaction("orders", Order(1), 4466), TransactionSendResult)
+    assert_type(template.sendAndReceive("orders", b"?", Order), Order)
+    assert_type(template.sendAndReceive("orders", b"?", Order, "4466", 3_000, 3), Order)
+    assert_type(template.sendAndReceive("orders", b"?", ReplyCallback()), AwaitableFuture[Any])
+    assert_type(template.syncSendDelayMessage("orders", Order(1), "3s"), SendResult)
+    assert_type(template.asyncSendWithStringPayload("orders", "tea", "3s"), AwaitableFuture[SendResult])
+    assert_type(template.getCharset(), str)
+    template.sendOneWay("orders", Order(1))
+    template.setCharset("utf-8")
+    template.syncSend("orders", Order(1), delayLevel="3")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 from mqtemplate.callables import refuse_bare
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.tags import is_of_class
-from mqtemplate.template.options import SEND_OPTIONS, SendOptions
+from mqtemplate.template.options import SEND_OPTIONS, SendOptions, shows_send_options
 
 PUBLISHES_ATTRIBUTE = "__mqtemplate_publishes__"
 """Attribute of a decorated handler that holds its tuple of `PublishSpec`."""
@@ -31,6 +31,7 @@ class Send:
 
     __slots__ = ("delay_level", "destination", "options", "payload")
 
+    @shows_send_options
     def __init__(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> None:
         _check_options("Send", options)
         self.destination = destination
@@ -59,6 +60,7 @@ class PublishSpec:
     options: Mapping[str, Any]
 
 
+@shows_send_options
 def publishes(destination: str, delay_level: int = 0, **options: Unpack[SendOptions]) -> Callable[[_Target], _Target]:
     """Send what a handler returns to another topic; None is not sent, and a list is a batch.
 

@@ -23,7 +23,7 @@ from mqtemplate.outbox.database import Execute, OutboxChange, Result, check_data
 from mqtemplate.outbox.inbox import InboxCore, check_single_messages
 from mqtemplate.outbox.relay import LEASE
 from mqtemplate.outbox.sending import RelayedOutbox
-from mqtemplate.template.options import SendOptions
+from mqtemplate.template.options import SendOptions, shows_send_options
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _PARAMETER = re.compile(r":(\w+)")
@@ -44,6 +44,7 @@ class DjangoOutbox(RelayedOutbox):
         self._using = using
         super().__init__(connections[using].vendor, template, self._transaction, lease, using)
 
+    @shows_send_options
     def send(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> str:
         """Send a message if the current transaction is committed. Other arguments as `RocketMQTemplate.sync_send`.
 

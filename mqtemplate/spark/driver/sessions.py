@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.extras import install_command
 from mqtemplate.spark.driver.jvm import Gateway, archive_flags, find_java, jvm_flags, launch
 from mqtemplate.spark.driver.package import write_package
 from mqtemplate.spark.reader.task import CORES_VARIABLE
@@ -35,7 +36,7 @@ def require_pyspark() -> None:
     Raises:
         SparkError: One is missing or too old.
     """
-    install = "pip install 'mqtemplate[spark]'"
+    install = install_command("spark")
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkError(f"Spark support needs {', '.join(missing)}, not installed here: {install}")

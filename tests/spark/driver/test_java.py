@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.errors import ConfigurationError, SparkError
+from mqtemplate.extras import install_command
 from mqtemplate.spark import find_java, session
 from mqtemplate.spark.driver.jvm import Java, archive_flags, jvm_flags
 
@@ -94,7 +95,7 @@ def test_the_error_for_missing_pyspark_says_what_to_install(monkeypatch: pytest.
         session()
 
     assert str(caught.value) == (
-        "Spark support needs pyspark, pyarrow, pandas, not installed here: pip install 'mqtemplate[spark]'"
+        f"Spark support needs pyspark, pyarrow, pandas, not installed here: {install_command('spark')}"
     )
 
 
