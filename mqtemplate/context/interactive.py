@@ -1,5 +1,4 @@
-"""Applications of an interactive session: a notebook, IPython, or Python's prompt. A cell that runs again replaces its
-application.
+"""Applications of an interactive session: a cell of a notebook that runs again replaces its application.
 
 Running a cell again binds the name ``app`` to a new application. The old one would continue, with its threads and the
 lock of its folder, and nothing would refer to it.
@@ -12,7 +11,7 @@ import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 _App = TypeVar("_App")
 
@@ -35,10 +34,10 @@ class CellSource:
 def source_of(frame: FrameType) -> CellSource | None:
     """Return the source of an application that *frame* creates; None outside of interactive sessions."""
     ipython = sys.modules.get("IPython")  # never imported here
-    shell = None if ipython is None else ipython.get_ipython()
+    shell: Any = None if ipython is None else ipython.get_ipython()
     if shell is None and not hasattr(sys, "ps1"):
         return None
-    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    parent = {} if shell is None or not hasattr(shell, "get_parent") else shell.get_parent()
     cell = parent.get("metadata", {}).get("cellId")
     function = f"{frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"
     return CellSource(function, cell, getattr(shell, "execution_count", None))

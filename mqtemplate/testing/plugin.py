@@ -40,7 +40,7 @@ _OPTIONS = frozenset({"start", "raise_handler_errors"})
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Keep pytest from compiling the library anew.
+    """Keep pytest from compiling the library again.
 
     pytest rewrites the assertions in all modules of a distribution that has a plugin. Here only the contract suite has
     assertions for users, and compiling the other modules would take seconds in the first test.

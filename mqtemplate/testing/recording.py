@@ -128,7 +128,7 @@ def shortened(text: str, length: int) -> str:
 
 
 def line_of(message: MessageExt | PendingMessage) -> str:
-    """Return one line for a message: topic and tag, keys, and the begin of the body or the deliver time."""
+    """Return one line for a message: topic and tag, keys, and the first characters of the body or the deliver time."""
     title = f"{message.topic}:{message.tags}" if message.tags else message.topic
     keys = f", keys {message.keys}" if message.keys else ""
     if isinstance(message, PendingMessage):

@@ -63,7 +63,7 @@ def session(tmp_path: Path) -> Iterator[NotebookSession]:
 @pytest.fixture
 def notebook(session: NotebookSession, monkeypatch: pytest.MonkeyPatch) -> NotebookSession:
     """The same in a notebook."""
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: session))  # type: ignore[misc]
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: session))
     return session
 
 

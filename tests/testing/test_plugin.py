@@ -32,7 +32,7 @@ def test_loading_the_plugin_imports_nothing_else() -> None:
     assert run.stdout.split() == ["mqtemplate.testing", "mqtemplate.testing.plugin"]
 
 
-def test_pytest_compiles_only_the_contract_suite_of_the_library_anew(request: pytest.FixtureRequest) -> None:
+def test_pytest_compiles_only_the_contract_suite_of_the_library_again(request: pytest.FixtureRequest) -> None:
     """An installed wheel with a plugin is rewritten as a whole, which takes seconds in the first test."""
     hook = AssertionRewritingHook(request.config)
     hook._must_rewrite.update(["mqtemplate", "mqtemplate_starter_logging", "mqtemplate_plugin_of_others"])
