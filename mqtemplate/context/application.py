@@ -6,8 +6,8 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import Context
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +23,7 @@ from mqtemplate.context.failure_report import reported_failures, without_library
 from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.lifecycle import AwaitingCaller, BlockingCaller, HookCaller, finish
 from mqtemplate.context.injection.marks import name_of
+from mqtemplate.context.interactive import InteractiveApplications, source_of
 from mqtemplate.context.phases import check_all, configure_and_link, log_ready, open_all
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.source import load_settings
@@ -38,6 +39,7 @@ from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
+from mqtemplate.user_code import error_text
 
 _log = get_logger("mqtemplate.context")
 
@@ -99,6 +101,7 @@ class MQApplication:
     stop runs in reverse order, the broker last; every stop runs, even if another fails. An application is used once,
     in the process that starts it: in one that was forked later each use raises `ForkedError`, and `stop` does nothing.
     If the process ends before the stop (its main thread ends or raises, SIGTERM), the application is stopped then.
+    In a notebook, the start of an application stops the one that an earlier run of the same cell has started.
 
     Args:
         components: Classes and ``@service`` functions to build, ``@message_listener`` classes and functions,
@@ -145,6 +148,7 @@ class MQApplication:
             self._context = ApplicationContext(settings, overrides, given, is_ready=self.is_ready)
         except MQTemplateError as exc:
             self._invalid = exc  # raised by the first use, so that `run` can report it
+        self._source = source_of(sys._getframe(1))
         self._created_in = str(sys._getframe(1).f_globals.get("__name__", "__main__"))
         self._clock = clock or _clock_of_broker((*given, *(overrides or {}).values()))
         self._starters = starters
@@ -255,6 +259,9 @@ class MQApplication:
             EventLoopBlockedError: A hook is async, and this call blocks the loop: use `start_async`.
         """
         try:
+            for earlier in self._earlier():
+                with _logged_stop_errors():
+                    earlier.stop()
             finish(self._start(self._blocking()))
         except MQTemplateError as exc:
             raise self._start_failed(exc)  # noqa: B904 (it is the same exception)
@@ -265,9 +272,27 @@ class MQApplication:
         On a virtual clock they run on a loop of the clock, since a harness blocks this one.
         """
         try:
+            for earlier in self._earlier():
+                with _logged_stop_errors():
+                    await earlier.stop_async()
             await self._start(self._awaiting())
         except MQTemplateError as exc:
             raise self._start_failed(exc)  # noqa: B904 (it is the same exception)
+
+    def _earlier(self) -> list[MQApplication]:
+        """Return the running applications that this one replaces: a cell of a notebook runs again."""
+        if self._source is None or self._state is not ApplicationState.NEW:
+            return []
+        earlier = _interactive.replaced_by(self._source, self._content())
+        for app in earlier:
+            _log.info("application.replaced", replaced=repr(app), hint="the same cell runs again")
+        return earlier
+
+    def _content(self) -> Hashable:
+        """Return a value that is equal for applications of the same components and broker."""
+        components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
+        settings = self.settings
+        return (*map(name_of, components), settings.rocketmq.name_server, settings.is_embedded and settings.store_path)
 
     def _start_failed(self, error: MQTemplateError) -> MQTemplateError:
         """Return the error without the lines of this library. Its reason is logged first, unless `run` reports it."""
@@ -297,6 +322,9 @@ class MQApplication:
             # A part that failed already, such as a query of Spark, keeps the application from becoming ready.
             if all(getattr(part, "is_ready", True) for part in context.parts):
                 self.is_ready.set()
+        if self._source is not None:
+            _interactive.add(self._source, self._content(), self)
+            context.lifecycle.push("interactive session", lambda: _interactive.remove(self))
         log_ready(context, round((time.monotonic() - begin) * 1_000))
         self._warn_of_unclaimed()
 
@@ -539,6 +567,18 @@ class MQApplication:
             await self._stop(caller)
         except ExceptionGroup as group:
             _add_notes(error, group)
+
+
+_interactive: InteractiveApplications[MQApplication] = InteractiveApplications()
+
+
+@contextmanager
+def _logged_stop_errors() -> Iterator[None]:
+    """Log the errors of stopping an application that is replaced: the new one starts all the same."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        _log.warning("application.stop_failed", errors=[error_text(each) for each in group.exceptions])
 
 
 def _add_notes(error: BaseException, group: ExceptionGroup) -> None:

@@ -26,7 +26,7 @@ from mqtemplate.outbox.database import (
     take_lease,
 )
 from mqtemplate.pending import ScheduleChangeStatus
-from mqtemplate.services import Service, ServiceThread, wall_time
+from mqtemplate.services import Service, ServiceRunner, wall_time
 from mqtemplate.template.options import select_queue_by_hash
 from mqtemplate.user_code import error_text
 
@@ -175,7 +175,8 @@ class OutboxRelay:
     """Service that relays an outbox through blocking connections.
 
     It is woken after the commit of a transaction that added rows. It also looks for rows each second, since other
-    processes add some too. On a virtual clock it has no thread and does not look by itself: a harness steps it.
+    processes add some too. On a virtual clock it has no thread and does not look by itself: a harness steps it,
+    from the start to the stop.
     """
 
     name = "outbox.relay"
@@ -184,7 +185,7 @@ class OutboxRelay:
         self._steps = RelaySteps(broker, lease)
         self._transaction = transaction
         self._wake: Callable[[], None] = lambda: None
-        self._thread: ServiceThread | None = None
+        self._runner = ServiceRunner(self, broker.clock, "mqtemplate-outbox", _log_error)
         self._retry_ms = 0
 
     def on_wake(self, wake: Callable[[], None]) -> None:
@@ -222,22 +223,18 @@ class OutboxRelay:
         return outcome
 
     def start(self) -> None:
-        """Start the thread, unless the clock is virtual.
+        """Start the thread; on a virtual clock a harness steps the relay from now on.
 
         Raises:
             ConfigurationError: An older version created the table.
         """
         with ignored_database_errors(), self._transaction() as execute:
             check_columns(execute)
-        if self._thread is None and not self._steps.clock.is_virtual:
-            self._thread = ServiceThread("mqtemplate-outbox", [self], self._steps.clock, _log_error)
-            self._thread.start()
+        self._runner.start()
 
     def stop(self) -> None:
         """Stop the thread. Another process continues at once, or this one after the next start."""
-        if self._thread is not None:
-            self._thread.stop()
-            self._thread = None
+        self._runner.stop()
         try:
             with self._transaction() as execute:
                 self._steps.end(execute)

@@ -101,7 +101,7 @@ class RelayedOutbox:
         lease: Time after which another process relays, if one dies.
 
     Attributes:
-        relay: The relay; on a virtual clock add it to the harness.
+        relay: The relay; on a virtual clock a harness steps it while it is started.
     """
 
     def __init__(

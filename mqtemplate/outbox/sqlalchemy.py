@@ -113,7 +113,7 @@ class SQLAlchemyOutbox(RelayedOutbox):
         lease: Time after which another process relays, if one dies.
 
     Attributes:
-        relay: The relay; on a virtual clock add it to the harness.
+        relay: The relay; on a virtual clock a harness steps it while it is started.
     """
 
     def __init__(self, engine: Engine, template: RocketMQTemplate, lease: Duration = LEASE) -> None:

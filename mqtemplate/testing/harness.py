@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,7 +17,14 @@ from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.services import Service
 from mqtemplate.template.options import parse_destination
-from mqtemplate.testing.recording import HandledMessages, HandlerFailedError, HandlerFailure, messages_in
+from mqtemplate.testing.recording import (
+    HandledMessages,
+    HandlerFailedError,
+    HandlerFailure,
+    line_of,
+    messages_in,
+    shortened,
+)
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:
@@ -26,6 +34,8 @@ if TYPE_CHECKING:
 
 _MAX_ROUNDS = 100_000
 _MAX_PENDING = 10_000
+_MAX_LINES = 10
+_MAX_LINE = 200
 
 
 class NotIdleError(AssertionError):
@@ -44,7 +54,8 @@ class Harness:
 
     Args:
         app_or_broker: A started broker, or an application that has one.
-        containers: More services, stepped after the services of the application.
+        containers: More services, stepped after the services of the application. Services that an application starts
+            on the clock, such as an outbox or schedules, are stepped without it.
         raise_handler_errors: False: a handler may raise, for tests of retries and dead letters.
 
     Attributes:
@@ -147,7 +158,8 @@ class Harness:
         self._services()
         records = self._records(listener)
         found = [message for record in records for message in record.received]
-        _check_count(f"{_title(listener)} has received", found, times, self.failures)
+        waiting = partial(self._pending_for, records)
+        _check_count(f"{_title(listener)} has received", found, times, self.failures, waiting)
         return found
 
     def assert_sent(self, destination: str, times: int | None = None) -> list[MessageExt | PendingMessage]:
@@ -176,6 +188,13 @@ class Harness:
         found = messages_in(self.broker, f"{DLQ_TOPIC_PREFIX}{group}")
         _check_count(f"dead letters of {_title(listener)}", found, times, self.failures)
         return found
+
+    def _pending_for(self, records: Iterable[HandledMessages]) -> list[PendingMessage]:
+        """Return the pending messages of the listener's topics, the next one first."""
+        topics = {topic for record in records for topic in record.container.endpoint.settings.topics}
+        queries = (PendingQuery(topic=topic) for topic in sorted(topics))
+        pending = (each for query in queries for each in self.broker.delayed.pending(query, _MAX_PENDING).messages)
+        return sorted(pending, key=lambda message: message.deliver_ms)
 
     def _records(self, listener: object) -> list[HandledMessages]:
         records = [record for record in self._handled if record.is_of(listener)]
@@ -223,7 +242,8 @@ class Harness:
     def _services(self) -> list[Service]:
         """Return all services; a broker or an application may have new ones in each round."""
         of_apps = [each for app in self._apps for each in _services_of(app, self.broker)]
-        services = [*self.broker.services(), *of_apps, *self._more, *self.clock.services]
+        found = (*self.broker.services(), *of_apps, *self._more, *self.clock.services)
+        services = list({id(each): each for each in found}.values())  # a test may add one that an application started
         for service in services:
             if id(service) not in self._listened:
                 self._listened[id(service)] = service
@@ -261,12 +281,37 @@ def _title(listener: object) -> str:
     return str(getattr(listener, "__qualname__", listener)).rpartition("<locals>.")[2]
 
 
-def _check_count(what: str, found: Sequence[object], times: int | None, failures: Sequence[HandlerFailure]) -> None:
+def _check_count(
+    what: str,
+    found: Sequence[MessageExt | PendingMessage],
+    times: int | None,
+    failures: Sequence[HandlerFailure],
+    waiting: Callable[[], Sequence[PendingMessage]] = list,
+) -> None:
+    """Check a number of messages.
+
+    Raises:
+        AssertionError: It is another one. A line for each message says what was found, the newest first; then the
+            failures of handlers, and if messages are missing, those that are pending.
+    """
     if (times is None and found) or len(found) == times:
         return
     wanted = "one or more" if times is None else str(times)
-    lines = "".join(f"\n  {each}" for each in (*found, *failures))
-    raise AssertionError(f"{what}: {len(found)} messages, expected {wanted}{lines}")
+    is_missing = len(found) < (1 if times is None else times)
+    lines = [
+        *_listed("", [line_of(each) for each in reversed(found)]),
+        *_listed("failed: ", [str(each) for each in reversed(failures)]),
+        *_listed("pending: ", [line_of(each) for each in waiting()] if is_missing else []),
+    ]
+    raise AssertionError("\n  ".join([f"{what}: {len(found)} messages, expected {wanted}", *lines]))
+
+
+def _listed(title: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the first lines, each of them short, and the number of the others."""
+    for line in lines[:_MAX_LINES]:
+        yield title + shortened(" ".join(line.split()), _MAX_LINE)
+    if len(lines) > _MAX_LINES:
+        yield f"{title}... and {len(lines) - _MAX_LINES} more"
 
 
 def span_ms(span: str | timedelta | int) -> int:

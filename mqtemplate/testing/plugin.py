@@ -17,6 +17,7 @@ one broker and one clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
@@ -34,7 +35,21 @@ if TYPE_CHECKING:
 
 _MARKER = "mqtemplate"
 _MARKER_HELP = "start of the virtual clock ('now', a datetime, epoch ms); False: handlers may raise"
+_OURS = re.compile(r"mqtemplate(_starter_\w+)?(\.|$)")
 _OPTIONS = frozenset({"start", "raise_handler_errors"})
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Keep pytest from compiling the library again.
+
+    pytest rewrites the assertions in all modules of a distribution that has a plugin. Here only the contract suite has
+    assertions for users, and compiling the other modules would take seconds in the first test.
+    """
+    marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)  # there is no public way to end a mark
+    if isinstance(marked, set):
+        marked.difference_update([name for name in marked if _OURS.match(name)])
+        marked.add("mqtemplate.testing.contract")
+        getattr(pluginmanager.rewrite_hook, "_marked_for_rewrite_cache", {}).clear()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -128,8 +143,7 @@ def mqtemplate_app(
         def start(*components: object, overrides: Mapping[type, object] | None = None, **options: Any) -> MQApplication:
             ours: dict[type, object] = {Broker: mqtemplate_broker, RocketMQTemplate: mqtemplate_template}
             app = running.enter_context(MQApplication(*components, overrides=ours | dict(overrides or {}), **options))
-            for container in app.containers:
-                mqtemplate_harness.add(container)
+            mqtemplate_harness.add(app)
             return app
 
         yield start

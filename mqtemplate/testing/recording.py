@@ -15,6 +15,7 @@ from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.declaration.decorator import ListenerAttributes, message_listener
 from mqtemplate.listener.failures.failure import DeadLetter, Failure, RetryLater
 from mqtemplate.message import MessageExt
+from mqtemplate.pending import PendingMessage
 from mqtemplate.results import PullStatus, SendResult
 from mqtemplate.template.options import parse_destination
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -116,6 +117,24 @@ class Inbox:
     def bodies(self) -> list[bytes]:
         """Bodies of the received messages."""
         return [message.body for message in self.received]
+
+
+_MAX_PAYLOAD = 80
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text of at most *length* characters."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def line_of(message: MessageExt | PendingMessage) -> str:
+    """Return one line for a message: topic and tag, keys, and the first characters of the body or the deliver time."""
+    title = f"{message.topic}:{message.tags}" if message.tags else message.topic
+    keys = f", keys {message.keys}" if message.keys else ""
+    if isinstance(message, PendingMessage):
+        return f"{title}{keys}, {message.body_size} bytes, due {message.deliver_at.isoformat(timespec='milliseconds')}"
+    body = message.body[: 4 * _MAX_PAYLOAD].decode(errors="backslashreplace")
+    return f"{title}{keys}: {shortened(body, _MAX_PAYLOAD)}"
 
 
 def messages_in(broker: Broker, topic: str) -> list[MessageExt]:

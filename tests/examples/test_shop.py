@@ -12,7 +12,6 @@ from examples.shop.app import web
 from examples.shop.mailing import MailServer
 from examples.shop.warehouse import Warehouse
 from mqtemplate import MQApplication
-from mqtemplate.outbox import SQLAlchemyOutbox
 from mqtemplate.testing import Harness, RecordingTemplate, messages_in
 from tests.programs import run_python
 
@@ -58,7 +57,6 @@ def shop(
     monkeypatch.setenv("SHOP_DATABASE", f"sqlite:///{tmp_path}/shop.db")
     with TestClient(web) as client:
         [app] = mqtemplate_applications
-        mqtemplate_harness.add(app.get(SQLAlchemyOutbox).relay)
         yield Shop(client, app, mqtemplate_harness)
 
 

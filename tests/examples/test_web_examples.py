@@ -17,11 +17,9 @@ DJANGO = """
 import pytest
 from django.test import Client
 from examples.django_orders.orders.models import Order
-from mqtemplate_starter_django import outbox
 
 def test_an_order_is_reminded(mqtemplate_applications, mqtemplate_harness, db, capsys):
     assert Client().get("/orders/ada").json() == {"order": 1}
-    mqtemplate_harness.add(outbox().relay)
     mqtemplate_harness.advance("3h")
 
     assert "please pay order 1 of ada" in capsys.readouterr().out

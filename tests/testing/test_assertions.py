@@ -85,6 +85,27 @@ def test_a_listener_is_named_by_class_function_object_or_id(kit: Kit) -> None:
         kit.harness.assert_received(Harness)
 
 
+def test_a_failed_assertion_has_one_short_line_a_message_the_newest_first(kit: Kit) -> None:
+    kit.start(Billing)
+    for number in range(12):
+        kit.template.sync_send("orders:paid", f"order {number}\n" + "x" * 500, keys=f"k{number}")
+    kit.template.sync_send("orders:later", "4466", delay="3h", keys="z")
+    kit.template.sync_send("orders:later", "4467", delay="1h", keys="y")
+    kit.harness.run_until_idle()
+
+    with pytest.raises(AssertionError) as raised:
+        kit.harness.assert_received(Billing, times=13)
+
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "Billing has received: 12 messages, expected 13"
+    assert len(lines) == 1 + 10 + 1 + 2
+    assert all(line.startswith("  orders:paid, keys k") and line.endswith("xxx...") for line in lines[1:11])
+    assert max(map(len, lines)) < 130
+    assert lines[11] == "  ... and 2 more"
+    assert lines[12] == "  pending: orders:later, keys y, 4 bytes, due 2026-01-01T01:00:00.000+00:00"
+    assert lines[13] == "  pending: orders:later, keys z, 4 bytes, due 2026-01-01T03:00:00.000+00:00"
+
+
 @pytest.mark.mqtemplate(start=datetime(2030, 5, 1, 12, tzinfo=UTC))
 def test_the_clock_starts_at_any_instant(mqtemplate_clock: VirtualClock) -> None:
     assert mqtemplate_clock.now_ms() == 1_903_867_200_000

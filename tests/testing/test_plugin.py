@@ -5,14 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.listener import message_listener
 from mqtemplate.template import RocketMQTemplate
-from mqtemplate.testing import Harness, Inbox, RecordingTemplate
+from mqtemplate.testing import Harness, Inbox, RecordingTemplate, StartApp
+from mqtemplate.testing.plugin import pytest_addoption
 from tests.kit import Kit
 
 
@@ -26,6 +30,20 @@ def test_loading_the_plugin_imports_nothing_else() -> None:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=True)
 
     assert run.stdout.split() == ["mqtemplate.testing", "mqtemplate.testing.plugin"]
+
+
+def test_pytest_compiles_only_the_contract_suite_of_the_library_again(request: pytest.FixtureRequest) -> None:
+    """An installed wheel with a plugin is rewritten as a whole, which takes seconds in the first test."""
+    hook = AssertionRewritingHook(request.config)
+    hook._must_rewrite.update(["mqtemplate", "mqtemplate_starter_logging", "mqtemplate_plugin_of_others"])
+
+    pytest_addoption(Mock(rewrite_hook=hook))
+
+    is_rewritten = partial(hook._is_marked_for_rewrite, state=Mock())
+    assert is_rewritten("mqtemplate.testing.contract.sends")
+    assert not is_rewritten("mqtemplate.engine.engine")
+    assert not is_rewritten("mqtemplate_starter_logging.autoconfiguration")
+    assert is_rewritten("mqtemplate_plugin_of_others")
 
 
 @pytest.mark.feature("C9")
@@ -86,3 +104,21 @@ def test_an_application_runs_on_the_broker_of_the_test(kit: Kit) -> None:
     assert [(sent.destination, sent.payload) for sent in kit.template.sent] == [("orders:paid", "hello")]
     assert app.get(Billing).received == ["hello"]
     assert inbox.bodies == [b"hello"]
+
+
+def test_the_harness_steps_the_listeners_and_brokers_that_an_application_has_later(
+    mqtemplate_app: StartApp, mqtemplate_harness: Harness
+) -> None:
+    """A listener on the broker of a further template, and one that is registered after the start."""
+    inbox, later = Inbox(), Inbox()
+    settings = {"rocketmq.templates.audit.name-server": "embedded:memory"}
+    app = mqtemplate_app(inbox.listener("entries", "audit", broker="audit"), settings=settings)
+    [container] = app.listeners.register(later.listener("orders", "billing", id="later"))
+    container.start()
+
+    app.get(RocketMQTemplate, "audit").sync_send("entries", "entry", delay="3h")
+    app.template.sync_send("orders", "order", delay="2h")
+    mqtemplate_harness.advance("3h")
+
+    assert inbox.bodies == [b"entry"]
+    assert later.bodies == [b"order"]
