@@ -19,9 +19,9 @@ from mqtemplate.context.settings.properties import (
     Properties,
     UpperCase,
     duration_in,
+    section,
 )
 from mqtemplate.errors import ListenerError
-from mqtemplate.http.tokens import weakness_of
 from mqtemplate.listener.declaration.attributes import read_exceptions
 from mqtemplate.listener.declaration.settings import (
     Backoff,
@@ -92,7 +92,7 @@ class ListenerDefaultSettings(Properties):
     retry: Annotated[CommaList, BeforeValidator(_delay_texts)] = ()
     """Delays before the retries, such as ``[5s, 1m, 1h]``; then the message is a dead letter. Not given: 10s, 30s, 1m,
     … 2h, as in RocketMQ; an ORDERLY queue is retried each second."""
-    backoff: BackoffSettings = BackoffSettings()
+    backoff: BackoffSettings = section()
     retry_for: CommaList = ()
     """Exceptions that are retried, such as ``[OSError, shop.errors.BankError]``; others are dead letters at once. Not
     given: all are retried."""
@@ -279,11 +279,11 @@ class ManagementSettings(Properties):
     allowed_hosts: CommaList = ()
     """Public host names in addresses of the actuator, such as ``shop.example.com``. Addresses, names without a dot, and
     names below ``localhost``, ``local``, ``internal`` and ``svc`` are always allowed, and for ``health`` all are."""
-    metrics: MetricsSection = MetricsSection()
-    tracing: TracingSection = TracingSection()
-    lateness: LatenessSection = LatenessSection()
-    health: HealthSection = HealthSection()
-    dashboard: DashboardSection = DashboardSection()
+    metrics: MetricsSection = section()
+    tracing: TracingSection = section()
+    lateness: LatenessSection = section()
+    health: HealthSection = section()
+    dashboard: DashboardSection = section()
 
     @field_validator("address")
     @classmethod
@@ -297,9 +297,11 @@ class ManagementSettings(Properties):
     @field_validator("token")
     @classmethod
     def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
-        weakness = None if value is None else weakness_of(value.get_secret_value())
-        if weakness is not None:
-            raise ValueError(weakness)
+        if value is not None:
+            from mqtemplate.http.tokens import weakness_of  # few applications have the HTTP server
+
+            if (weakness := weakness_of(value.get_secret_value())) is not None:
+                raise ValueError(weakness)
         return value
 
     @field_validator("endpoints", "open_endpoints")
