@@ -39,8 +39,7 @@ from mqtemplate.observability.settings import (
     ObservabilitySettings,
     TracingSettings,
 )
-from mqtemplate.scheduling.topic import DEFAULT_TOPIC
-from mqtemplate.topics import check_topic
+from mqtemplate.topics import SCHEDULES_TOPIC, check_topic
 
 
 def _delay_text(value: Any) -> Any:
@@ -195,7 +194,7 @@ class SchedulesSettings(Properties):
 
     enabled: bool = True
     """False: this process runs no schedules; other processes may."""
-    topic: Annotated[str, AfterValidator(check_topic)] = DEFAULT_TOPIC
+    topic: Annotated[str, AfterValidator(check_topic)] = SCHEDULES_TOPIC
     """Topic of the runs. Applications that share a broker need one each, or different names of schedules."""
 
 
