@@ -19,9 +19,6 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
 from mqtemplate.context.failure_report import reported_failures, without_library_frames
 from mqtemplate.context.injection.lifecycle import AwaitingCaller, BlockingCaller, HookCaller, finish
-from mqtemplate.context.injection.marks import name_of
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.source import load_settings
 from mqtemplate.context.signals import StopRequests, stop_at_exit
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
@@ -34,6 +31,7 @@ if TYPE_CHECKING:
     # A program that imports `MQApplication` may never create one; the rest of it is imported by the constructor.
     from mqtemplate.context.autoconfigure import StarterSource
     from mqtemplate.context.injection.application_context import ApplicationContext
+    from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.listener.container.container import ListenerContainer
     from mqtemplate.listener.registry import ListenerRegistry
     from mqtemplate.template.rocketmq_template import RocketMQTemplate
@@ -127,6 +125,8 @@ class MQApplication:
     ) -> None:
         from mqtemplate.context.components import claim, collect_components
         from mqtemplate.context.injection.application_context import ApplicationContext
+        from mqtemplate.context.settings.app import AppSettings
+        from mqtemplate.context.settings.source import load_settings
 
         self._invalid: MQTemplateError | None = None
         self._settings: AppSettings | None = None
@@ -161,6 +161,8 @@ class MQApplication:
         self._ending: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
+        from mqtemplate.context.injection.marks import name_of
+
         if self._invalid is not None:
             return f"<{type(self).__name__}: invalid: {self._invalid}>"
         components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
@@ -526,6 +528,8 @@ class MQApplication:
                 # A signal may have arrived during the start, before it could interrupt anything.
                 return (None, True) if self._stop_requests.signalled else (self.context.call(main), False)
         except KeyboardInterrupt:
+            from mqtemplate.context.injection.marks import name_of
+
             _log.info("application.interrupted", main=name_of(main))
             return None, True
 
@@ -548,6 +552,8 @@ class MQApplication:
             except asyncio.CancelledError:
                 if not self._stop_requests.signalled:
                     raise
+                from mqtemplate.context.injection.marks import name_of
+
                 _log.info("application.interrupted", main=name_of(main))
                 return None, True
 
