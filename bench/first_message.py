@@ -1,4 +1,8 @@
-"""Time from the first send to a new topic until its handler runs, and of the first request until its reply arrives.
+"""The first message of a fresh process, and of a new topic: from the send until the handler runs, or the reply arrives.
+
+A fresh process imports the library, creates an application and a listener, sends a message and handles it. Its
+processor time counts from its first line to the handler. Celery, Dramatiq and FastStream do the same, each with the
+broker in memory that it has for tests, which neither stores nor retries. All take turns, and the least counts.
 
 On the server, one application sends and another one listens. The listeners subscribe to topics that do not exist: each
 first message creates its topic.
@@ -16,11 +20,113 @@ import time
 from pathlib import Path
 
 from bench.measure import percentile, report, run, scratch_folder
+from bench.peer.fresh_process import fresh_processes, install_peers, peers_python
 from mqtemplate import MQApplication, RocketMQTemplate, message_listener
 
 _ROUNDS = 20
 _TIMEOUT_MS = 30_000
 _QUIET = {"mqtemplate.logging.enabled": False}
+
+
+# --- a fresh process ------------------------------------------------------------------------------
+
+
+_TURNS = 7
+_CLOCK = """
+import sys, threading, time
+start, handled = (time.process_time(), time.perf_counter()), threading.Event()
+def finish():
+    print(time.process_time() - start[0], time.perf_counter() - start[1])
+    handled.set()
+"""
+_OWN_PROGRAM = """
+from mqtemplate import MQApplication, message_listener
+
+@message_listener("orders", "billing")
+def bill(body: str) -> None:
+    finish()
+
+with MQApplication(bill, environment={}, settings={"rocketmq.name-server": sys.argv[1]}) as app:
+    app.template.sync_send("orders", "o-1")
+    handled.wait(60)
+"""
+_PEER_PROGRAMS = {
+    "FastStream (TestNatsBroker)": """
+import asyncio
+from faststream import FastStream
+from faststream.nats import NatsBroker, TestNatsBroker
+
+broker = NatsBroker()
+app = FastStream(broker)
+
+@broker.subscriber("orders")
+async def bill(body: str) -> None:
+    finish()
+
+async def main():
+    async with TestNatsBroker(broker) as test:
+        await test.publish("o-1", "orders")
+
+asyncio.run(main())
+""",
+    "Celery (memory://, a worker in a thread)": """
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+
+app = Celery("bench", broker="memory://", backend="cache+memory://")
+
+@app.task
+def bill(body: str) -> None:
+    finish()
+
+with start_worker(app, perform_ping_check=False, pool="solo"):
+    bill.delay("o-1")
+    handled.wait(60)
+""",
+    "Dramatiq (StubBroker)": """
+import dramatiq
+from dramatiq.brokers.stub import StubBroker
+
+broker = StubBroker()
+dramatiq.set_broker(broker)
+
+@dramatiq.actor
+def bill(body: str) -> None:
+    finish()
+
+worker = dramatiq.Worker(broker)
+worker.start()
+bill.send("o-1")
+handled.wait(60)
+worker.stop()
+""",
+}
+
+
+def measure_fresh_processes(folder: Path) -> None:
+    """Measure the first message of a process, and the ones of the peers beside it."""
+    programs = {
+        "embedded, in memory": (sys.executable, _OWN_PROGRAM, "embedded:memory"),
+        "embedded, a new folder": (sys.executable, _OWN_PROGRAM, ""),
+    }
+    if problem := install_peers():
+        print(f"The peers are missing: {problem}")
+    else:
+        programs |= {name: (peers_python(), code, "") for name, code in _PEER_PROGRAMS.items()}
+    results: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    with fresh_processes() as processes:
+        for turn in range(_TURNS + 1):  # the first turn writes the bytecode and is not counted
+            for name, (python, code, argument) in programs.items():
+                given = argument or f"embedded:{folder.absolute()}/fresh-{turn}"
+                processor_s, elapsed_s = map(float, processes.output_of(python, _CLOCK + code, given).split()[:2])
+                results[name].append((processor_s, elapsed_s))
+    for name, rounds in results.items():
+        target = "0.6 s" if name.startswith("embedded") else "-"
+        report(f"first message of a process, {name}", min(cpu for cpu, _ in rounds[1:]), "s CPU", target)
+        report("    elapsed", min(elapsed for _, elapsed in rounds[1:]), "s", "-")
+
+
+# --- a new topic ----------------------------------------------------------------------------------
 
 
 class Arrivals:
@@ -112,6 +218,7 @@ def _start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else _ROUNDS
     with scratch_folder() as folder:
+        measure_fresh_processes(folder)
         measure_embedded(folder, rounds)
         measure_server(folder, rounds)
 

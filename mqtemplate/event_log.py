@@ -26,6 +26,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -36,14 +37,20 @@ from mqtemplate.errors import escaped
 from mqtemplate.user_code import error_text, is_interrupt, traceback_of, type_name
 
 __all__ = [
+    "STRUCTLOG_KEY_PREFIX",
     "Event",
     "EventLogger",
     "LimitedLog",
     "get_logger",
+    "has_handlers",
     "lost_events",
 ]
 
 _ExcInfo: TypeAlias = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None] | None
+
+STRUCTLOG_KEY_PREFIX = "structlog_"
+"""How the names of structlog's context variables begin. The library reads and sets them without an import of structlog,
+which loads a library for terminals, and takes longer than an application otherwise needs to start."""
 
 _IN_RECORD = frozenset({"event", "level", "logger", "timestamp", "exc_info"})
 """Keys of an event that its text does not repeat: a formatter takes them from the record."""
@@ -340,13 +347,18 @@ def get_logger(name: str) -> EventLogger:
     return EventLogger(logging.getLogger(name), {})
 
 
+def has_handlers() -> bool:
+    """Return True if the program has configured a handler that gets the library's events."""
+    return logging.getLogger("mqtemplate").hasHandlers()
+
+
 def _context() -> dict[str, Any]:
-    """Return the fields that the program has bound to its context; none on Spark's executors without structlog."""
-    try:
-        from structlog.contextvars import get_contextvars
-    except ImportError:
-        return {}
-    return get_contextvars()
+    """Return the fields that the program has bound to its context, as ``structlog.contextvars.get_contextvars``."""
+    return {
+        variable.name.removeprefix(STRUCTLOG_KEY_PREFIX): value
+        for variable, value in copy_context().items()
+        if variable.name.startswith(STRUCTLOG_KEY_PREFIX) and value is not ...
+    }
 
 
 def _exc_info(event: dict[str, Any]) -> _ExcInfo:
@@ -387,13 +399,13 @@ def _texts(trace: traceback.TracebackException) -> Iterator[str]:
 
 def _is_captured(logger: logging.Logger, method: str, event: dict[str, Any]) -> bool:
     """Return True if a test collects events: ``structlog.testing.capture_logs`` gets ours, too, and no handler does."""
-    try:
-        import structlog
-        from structlog.testing import LogCapture
-    except ImportError:
-        return False
+    testing = sys.modules.get("structlog.testing")
+    if testing is None:
+        return False  # a test would have imported it
+    import structlog
+
     processors = structlog.get_config()["processors"]
-    if not processors or not isinstance(processors[-1], LogCapture):
+    if not processors or not isinstance(processors[-1], testing.LogCapture):
         return False
     given: Any = dict(event)
     try:

@@ -18,6 +18,7 @@ __all__ = [
     "OFFSET_MOVED_TOPIC",
     "OP_TOPIC",
     "RETRY_TOPIC_PREFIX",
+    "SCHEDULES_TOPIC",
     "SCHEDULE_TOPIC",
     "SELF_TEST_TOPIC",
     "SYSTEM_GROUPS",
@@ -58,6 +59,8 @@ MARKS_TOPIC = "mqtemplate_dead_letter_marks"
 """Of this library: which dead letters an operator sent again or purged."""
 OFFSET_MOVED_TOPIC = "OFFSET_MOVED_EVENT"
 SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+SCHEDULES_TOPIC = "mqtemplate-schedules"
+"""Topic of the schedules of an application, unless it names another one."""
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"

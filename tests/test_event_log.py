@@ -25,7 +25,7 @@ from structlog.testing import capture_logs
 from mqtemplate import event_log
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import event_formatter
-from mqtemplate.event_log import EventLogger, LimitedLog, get_logger, lost_events
+from mqtemplate.event_log import STRUCTLOG_KEY_PREFIX, EventLogger, LimitedLog, get_logger, lost_events
 from mqtemplate.user_code import error_text
 from tests.programs import environment
 
@@ -137,6 +137,20 @@ def test_a_context_variable_of_structlog_is_a_field(plain: Written) -> None:
         log.info("order.paid")
 
     assert plain.lines == ["INFO:mqtemplate.shop:test_event_log.py:order.paid request=r1"]
+
+
+def test_the_prefix_of_structlogs_variables_is_structlogs_own() -> None:
+    """The library does not import structlog for it; see `STRUCTLOG_KEY_PREFIX`."""
+    assert STRUCTLOG_KEY_PREFIX == structlog.contextvars.STRUCTLOG_KEY_PREFIX
+
+
+def test_a_context_variable_that_structlog_has_unbound_is_no_field(plain: Written) -> None:
+    structlog.contextvars.bind_contextvars(request="r1")
+    structlog.contextvars.unbind_contextvars("request")
+
+    log.info("order.paid")
+
+    assert plain.lines == ["INFO:mqtemplate.shop:test_event_log.py:order.paid"]
 
 
 # --- levels, tests -------------------------------------------------------------------------------

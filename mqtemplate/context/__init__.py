@@ -15,11 +15,12 @@ if TYPE_CHECKING:
         Part,
     )
     from mqtemplate.context.injection.marks import Named, Section, Value, service
-    from mqtemplate.context.logging import configure_logging, event_formatter, has_handlers, show_events
+    from mqtemplate.context.logging import configure_logging, event_formatter, show_events
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.clients import check_embedded_support, remote_settings, unneeded_keys
     from mqtemplate.context.settings.source import ExplainedSetting, explain_settings, load_settings
     from mqtemplate.context.templates import ext_consumer, ext_template
+    from mqtemplate.event_log import has_handlers
 
 __all__ = [
     "AppSettings",
@@ -70,7 +71,7 @@ __getattr__ = late_import(
         "ext_consumer": "mqtemplate.context.templates",
         "ext_template": "mqtemplate.context.templates",
         "explain_settings": "mqtemplate.context.settings.source",
-        "has_handlers": "mqtemplate.context.logging",
+        "has_handlers": "mqtemplate.event_log",
         "is_spark_listener": "mqtemplate.context.components",
         "load_settings": "mqtemplate.context.settings.source",
         "remote_settings": "mqtemplate.context.settings.clients",

@@ -13,33 +13,30 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock
-from mqtemplate.context.autoconfigure import StarterSource
-from mqtemplate.context.components import claim, collect_components, unclaimed_listeners
 from mqtemplate.context.failure_report import reported_failures, without_library_frames
-from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.injection.lifecycle import AwaitingCaller, BlockingCaller, HookCaller, finish
-from mqtemplate.context.injection.marks import name_of
 from mqtemplate.context.interactive import InteractiveApplications, source_of
-from mqtemplate.context.phases import check_all, configure_and_link, log_ready, open_all
-from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.source import load_settings
 from mqtemplate.context.signals import StopRequests, stop_at_exit
 from mqtemplate.errors import ConfigurationError, DependencyError, EventLoopBlockedError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
-from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.container.loops import HandlerLoop, RunningLoop
-from mqtemplate.listener.handler.current import current_group
-from mqtemplate.listener.handler.providers import is_async
-from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service
-from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.user_code import error_text
+
+if TYPE_CHECKING:
+    # A program that imports `MQApplication` may never create one; the rest of it is imported by the constructor.
+    from mqtemplate.context.autoconfigure import StarterSource
+    from mqtemplate.context.injection.application_context import ApplicationContext
+    from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.listener.container.container import ListenerContainer
+    from mqtemplate.listener.registry import ListenerRegistry
+    from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 _log = get_logger("mqtemplate.context")
 
@@ -129,6 +126,11 @@ class MQApplication:
         clock: Clock | None = None,
         starters: Iterable[StarterSource] | None = None,
     ) -> None:
+        from mqtemplate.context.components import claim, collect_components
+        from mqtemplate.context.injection.application_context import ApplicationContext
+        from mqtemplate.context.settings.app import AppSettings
+        from mqtemplate.context.settings.source import load_settings
+
         self._invalid: MQTemplateError | None = None
         self._settings: AppSettings | None = None
         self._context: ApplicationContext | None = None
@@ -163,6 +165,8 @@ class MQApplication:
         self._ending: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
+        from mqtemplate.context.injection.marks import name_of
+
         if self._invalid is not None:
             return f"<{type(self).__name__}: invalid: {self._invalid}>"
         components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
@@ -190,6 +194,8 @@ class MQApplication:
     @property
     def template(self) -> RocketMQTemplate:
         """The application's template."""
+        from mqtemplate.template.rocketmq_template import RocketMQTemplate
+
         return self.get(RocketMQTemplate)
 
     @property
@@ -210,6 +216,8 @@ class MQApplication:
     @property
     def listeners(self) -> ListenerRegistry:
         """The registry of the listeners."""
+        from mqtemplate.listener.registry import ListenerRegistry
+
         return self.get(ListenerRegistry)
 
     def get(self, wanted: type[T], name: str | None = None) -> T:
@@ -292,6 +300,8 @@ class MQApplication:
         """Return a value that is equal for applications of the same components and broker."""
         components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
         settings = self.settings
+        from mqtemplate.context.injection.marks import name_of
+
         return (*map(name_of, components), settings.rocketmq.name_server, settings.is_embedded and settings.store_path)
 
     def _start_failed(self, error: MQTemplateError) -> MQTemplateError:
@@ -301,6 +311,8 @@ class MQApplication:
         return without_library_frames(error)
 
     async def _start(self, caller: HookCaller) -> None:
+        from mqtemplate.context.phases import configure_and_link, log_ready, open_all
+
         begin = time.monotonic()
         self._check_process()
         context = self.context
@@ -332,6 +344,8 @@ class MQApplication:
         """Log the listeners beside the components of this application that no application has: they never run."""
         if self._is_virtual:  # a test has the part that it tests
             return
+        from mqtemplate.context.components import unclaimed_listeners
+
         for name in unclaimed_listeners(self.context.components, "__main__", self._created_in):
             hint = "give it to MQApplication(...), or its module: MQApplication(__name__)"
             _log.warning("listener.not_in_application", listener=name, hint=hint)
@@ -345,6 +359,8 @@ class MQApplication:
         Raises:
             MQTemplateError: The application could not start; the class of the error names the cause.
         """
+        from mqtemplate.context.phases import check_all, configure_and_link
+
         context = self.context
         with self._lock:
             if self._state is not ApplicationState.NEW:
@@ -382,6 +398,8 @@ class MQApplication:
 
     async def _end(self) -> None:
         """Stop in a task of its own: a handler that requested the stop may be cancelled by it."""
+        from mqtemplate.listener.handler.current import current_group
+
         if self._ending is None:
             if self._is_unstarted or self._stopped.is_set():
                 return
@@ -427,6 +445,8 @@ class MQApplication:
         return AwaitingCaller(self._handler_loop, is_virtual=self._is_virtual)
 
     def _handler_loop(self) -> HandlerLoop:
+        from mqtemplate.listener.registry import ListenerRegistry
+
         return self.context.get(ListenerRegistry).loop
 
     @property
@@ -470,6 +490,8 @@ class MQApplication:
             raise EventLoopBlockedError(
                 "run() would block the event loop of this thread; write 'async with MQApplication(...) as app:'"
             )
+        from mqtemplate.listener.handler.providers import is_async
+
         self._runner = threading.current_thread()
         if self._invalid is None:
             self.context.owns_process = True
@@ -536,6 +558,8 @@ class MQApplication:
                 # A signal may have arrived during the start, before it could interrupt anything.
                 return (None, True) if self._stop_requests.signalled else (self.context.call(main), False)
         except KeyboardInterrupt:
+            from mqtemplate.context.injection.marks import name_of
+
             _log.info("application.interrupted", main=name_of(main))
             return None, True
 
@@ -558,6 +582,8 @@ class MQApplication:
             except asyncio.CancelledError:
                 if not self._stop_requests.signalled:
                     raise
+                from mqtemplate.context.injection.marks import name_of
+
                 _log.info("application.interrupted", main=name_of(main))
                 return None, True
 

@@ -92,19 +92,24 @@ def _load(source: StarterSource) -> tuple[str, AutoConfiguration]:
         configuration = source() if isinstance(source, type) else source
         name = snake_case(type(configuration).__name__).removesuffix("_auto_configuration")
         return name, configuration
-    origin = f"starter {source.name!r} ({source.value}{f', of {source.dist.name}' if source.dist else ''})"
     try:
         loaded = source.load()
     except Exception as exc:
         raise ConfigurationError(
-            f"{origin} cannot be loaded: {type(exc).__name__}: {exc}; repair or uninstall the package that brings it"
+            f"{_described(source)} cannot be loaded: {type(exc).__name__}: {exc}; repair or uninstall the package that "
+            "brings it"
         ) from exc
     configuration = loaded() if isinstance(loaded, type) else loaded
     if not isinstance(configuration, AutoConfiguration):
         raise ConfigurationError(
-            f"{origin} is not an AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
+            f"{_described(source)} is not an AutoConfiguration; derive it from mqtemplate.context.AutoConfiguration"
         )
     return source.name, configuration
+
+
+def _described(source: EntryPoint) -> str:
+    """Return a starter as errors name it. The name of its distribution is in a file that has its whole README, too."""
+    return f"starter {source.name!r} ({source.value}{f', of {source.dist.name}' if source.dist else ''})"
 
 
 def _in_order(starters: Mapping[str, AutoConfiguration]) -> list[str]:

@@ -67,11 +67,6 @@ def event_formatter(log_format: str = "CONSOLE", *, colors: bool = False) -> log
     )
 
 
-def has_handlers() -> bool:
-    """Return True if the program has configured a handler that gets the library's events."""
-    return logging.getLogger(_LIBRARY).hasHandlers()
-
-
 def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Callable[[], None]:
     """Show the events of the library on *stream*, and nothing else: the program's own log lines stay as they are.
 

@@ -7,12 +7,11 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.remoting.client import RemotingClient
     from mqtemplate.remoting.connection import Connection
+    from mqtemplate.remoting.identity import ClientTls, Credentials
     from mqtemplate.remoting.server import RemotingServer
     from mqtemplate.remoting.settings import (
         ClientAuth,
-        ClientTls,
         ConnectionLimits,
-        Credentials,
         RemotingClientSettings,
         RemotingServerSettings,
         ServerTls,
@@ -42,12 +41,12 @@ __getattr__ = late_import(
         "Connection": "mqtemplate.remoting.connection",
         "ConnectionLimits": "mqtemplate.remoting.settings",
         "RemotingServer": "mqtemplate.remoting.server",
-        "Credentials": "mqtemplate.remoting.settings",
+        "Credentials": "mqtemplate.remoting.identity",
         "RemotingClientSettings": "mqtemplate.remoting.settings",
         "RemotingServerSettings": "mqtemplate.remoting.settings",
         "parse_address": "mqtemplate.remoting.sockets",
         "ClientAuth": "mqtemplate.remoting.settings",
-        "ClientTls": "mqtemplate.remoting.settings",
+        "ClientTls": "mqtemplate.remoting.identity",
         "ServerTls": "mqtemplate.remoting.settings",
         "TlsMode": "mqtemplate.remoting.settings",
     },

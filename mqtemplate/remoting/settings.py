@@ -1,4 +1,4 @@
-"""Settings of both sides: limits of connections, TLS, credentials."""
+"""Settings of both sides: limits of connections, TLS. Credentials and TLS of a client are in `identity`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from enum import Enum
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
-from mqtemplate.processes import absolute_path, descriptor_limit, raise_descriptor_limit
+from mqtemplate.processes import descriptor_limit, raise_descriptor_limit
+from mqtemplate.remoting.identity import ClientTls, Credentials, resolve_paths
 from mqtemplate.remoting.protocol.codes import MAX_FRAME_BYTES
 from mqtemplate.remoting.sockets import reason_of
 
@@ -179,39 +180,7 @@ class ServerTls:
     trust_cert_path: str | None = None
 
     def __post_init__(self) -> None:
-        _resolve_paths(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTls:
-    """TLS settings of a client. Paths name PEM files; relative ones are resolved when the settings are created.
-
-    Attributes:
-        trust_cert_path: Certificates of the authorities that may issue server certificates; None: those that this
-            machine trusts.
-        cert_path: The client's own certificate, if servers require one.
-        key_path: Its private key.
-        key_password: None if the key is not encrypted.
-        check_host_name: True: the certificate must be for the host that the client connects to.
-        insecure: Trust every server, for tests only. RocketMQ: ``tls.test.mode.enable``, which is its default.
-    """
-
-    trust_cert_path: str | None = None
-    cert_path: str | None = None
-    key_path: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    check_host_name: bool = True
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        _resolve_paths(self)
-
-
-def _resolve_paths(settings: ServerTls | ClientTls) -> None:
-    for name in ("cert_path", "key_path", "trust_cert_path"):
-        path = getattr(settings, name)
-        if path:
-            object.__setattr__(settings, name, str(absolute_path(path)))
+        resolve_paths(self)
 
 
 def server_context(tls: ServerTls) -> ssl.SSLContext:
@@ -279,19 +248,6 @@ def _load_trusted(context: ssl.SSLContext, path: str) -> None:
 
 
 # --- server and client ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credentials:
-    """Identity of a client for ACL. Requests are signed with the secret key, which is never sent.
-
-    Attributes:
-        security_token: Sent with each request if the access key is a temporary one.
-    """
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    security_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

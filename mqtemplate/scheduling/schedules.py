@@ -10,8 +10,9 @@ from mqtemplate.broker import Broker
 from mqtemplate.errors import ScheduleError
 from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.schedule import Schedule, check_name
-from mqtemplate.scheduling.topic import DEFAULT_TOPIC, FOREVER_MS, RunMessage, ScheduleTopic, find_run_key
+from mqtemplate.scheduling.topic import FOREVER_MS, RunMessage, ScheduleTopic, find_run_key
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger, epoch_ms
+from mqtemplate.topics import SCHEDULES_TOPIC
 from mqtemplate.user_code import did_you_mean
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -42,7 +43,7 @@ class Schedules:
         topic: Topic of the run messages: ``mqtemplate.schedules.topic``.
     """
 
-    def __init__(self, broker: Broker, topic: str = DEFAULT_TOPIC) -> None:
+    def __init__(self, broker: Broker, topic: str = SCHEDULES_TOPIC) -> None:
         self.topic = ScheduleTopic(broker, topic)
         self._clock = broker.clock
         self._own: dict[str, Schedule] = {}

@@ -17,6 +17,7 @@ from mqtemplate.message import Message, MessageExt, MessageQueue, Property, crea
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.scheduling.schedule import check_name
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger
+from mqtemplate.topics import SCHEDULES_TOPIC
 
 SHORT_STEP_MS = 2 * 86_400_000
 """Longest delay that every broker takes: RocketMQ's timers take three days."""
@@ -147,7 +148,6 @@ class RunMessage:
 
 
 _log = get_logger("mqtemplate.scheduling")
-DEFAULT_TOPIC = "mqtemplate-schedules"
 FOREVER_MS = (1 << 62) - 1
 """End of a pause without an end."""
 
@@ -166,7 +166,7 @@ class ScheduleTopic:
     the last run that is done as the offset of ``<topic>-<name>-done``.
     """
 
-    def __init__(self, broker: Broker, topic: str = DEFAULT_TOPIC) -> None:
+    def __init__(self, broker: Broker, topic: str = SCHEDULES_TOPIC) -> None:
         self.broker = broker
         self.name = topic
         self._takes_long_steps = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, has_handlers, show_events
+from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, has_handlers
 
 
 class LoggingAutoConfiguration(AutoConfiguration):
@@ -17,6 +17,8 @@ class LoggingAutoConfiguration(AutoConfiguration):
         if not context.owns_process:
             context.note_nothing_to_do("only run() owns the process and its standard error")
             return
+        from mqtemplate.context import show_events  # structlog's console renderer loads a library for terminals
+
         settings = context.settings.mqtemplate.logging
         context.lifecycle.push("logging", show_events(settings))
         context.note(f"{settings.format.lower()} from {settings.level} on")

@@ -20,12 +20,12 @@ from mqtemplate.cli.commands.broker import port_owner
 from mqtemplate.cli.output import print_line
 from mqtemplate.message import HostAddress, Message, Property, parse_offset_msg_id
 from mqtemplate.pending import PendingQuery
+from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader, OffsetResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
 

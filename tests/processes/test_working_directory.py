@@ -21,7 +21,8 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations.access import StoreAccess
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
-from mqtemplate.remoting.settings import ClientTls, ServerTls
+from mqtemplate.remoting.identity import ClientTls
+from mqtemplate.remoting.settings import ServerTls
 from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.reader.options import SourceOptions

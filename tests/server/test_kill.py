@@ -12,10 +12,10 @@ import pytest
 
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import INTERNAL_PROPERTIES
+from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
-from mqtemplate.remoting.settings import Credentials
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool, pull_header, send_header
 

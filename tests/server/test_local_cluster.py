@@ -12,8 +12,9 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import BrokerError, ConfigurationError, RemoteConnectError, StoreLockedError
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.identity import ClientTls
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
-from mqtemplate.remoting.settings import ClientTls, RemotingClientSettings, RemotingServerSettings, ServerTls, TlsMode
+from mqtemplate.remoting.settings import RemotingClientSettings, RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.server.tool import ANY_PORT, Tool, make_engine

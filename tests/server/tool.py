@@ -12,6 +12,7 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.client import RemotingClient
 from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import CURRENT_VERSION, RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, ProducerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
@@ -23,7 +24,7 @@ from mqtemplate.remoting.protocol.headers.message import (
     SendMessageRequestHeaderV2,
 )
 from mqtemplate.remoting.protocol.messages import encode_properties_text
-from mqtemplate.remoting.settings import Credentials, RemotingClientSettings
+from mqtemplate.remoting.settings import RemotingClientSettings
 
 TIMEOUT_MS = 10_000
 ANY_PORT = HostAddress("127.0.0.1", 0)

@@ -102,9 +102,10 @@ def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | Non
         MQTemplateError: It cannot start.
     """
     from mqtemplate.context.config.tree import ConfigNode, insert_mapping
-    from mqtemplate.context.logging import has_handlers, show_events
+    from mqtemplate.context.logging import show_events
     from mqtemplate.context.settings.source import load_settings
     from mqtemplate.context.signals import StopRequests
+    from mqtemplate.event_log import has_handlers
     from mqtemplate.processes import prompt_threads
     from mqtemplate.running.server import local_cluster
 

@@ -19,7 +19,7 @@ from mqtemplate.context.config.tree import ConfigOrigins
 from mqtemplate.context.settings import features
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings, ClusterSettings, ServerSettings
 from mqtemplate.context.settings.features import ListenerDefaultSettings, ManagementSettings
-from mqtemplate.context.settings.properties import CommaList, Properties
+from mqtemplate.context.settings.properties import CommaList, Properties, section
 from mqtemplate.context.settings.rocketmq import ClusterAddresses, EmbeddedStore, RocketMQSettings, parse_name_server
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path, expand_home
@@ -28,17 +28,17 @@ from mqtemplate.processes import absolute_path, expand_home
 class MQTemplateSettings(Properties):
     """Keys that Spring does not have: the embedded broker, the starters, and the application itself."""
 
-    broker: BrokerSettings = BrokerSettings()
-    server: ServerSettings = ServerSettings()
-    cluster: ClusterSettings = ClusterSettings()
-    listener: ListenerDefaultSettings = ListenerDefaultSettings()
-    embedded: features.EmbeddedStarterSettings = features.EmbeddedStarterSettings()
-    logging: features.LoggingSettings = features.LoggingSettings()
-    management: ManagementSettings = ManagementSettings()
-    schedules: features.SchedulesSettings = features.SchedulesSettings()
-    spark: features.SparkSettings = features.SparkSettings()
-    autoconfigure: features.AutoconfigureSettings = features.AutoconfigureSettings()
-    profiles: features.ProfilesSettings = features.ProfilesSettings()
+    broker: BrokerSettings = section()
+    server: ServerSettings = section()
+    cluster: ClusterSettings = section()
+    listener: ListenerDefaultSettings = section()
+    embedded: features.EmbeddedStarterSettings = section()
+    logging: features.LoggingSettings = section()
+    management: ManagementSettings = section()
+    schedules: features.SchedulesSettings = section()
+    spark: features.SparkSettings = section()
+    autoconfigure: features.AutoconfigureSettings = section()
+    profiles: features.ProfilesSettings = section()
     middlewares: CommaList = ()
     """Classes of middlewares for all listeners and the template, such as ``[shop.audit.Audit]``, the outermost first;
     see [middlewares](middlewares.md)."""
@@ -75,10 +75,10 @@ class AppSettings(BaseSettings):
         sections: The sections below, as mappings or models.
     """
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = SettingsConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, defer_build=True)
 
-    rocketmq: RocketMQSettings = RocketMQSettings()
-    mqtemplate: MQTemplateSettings = MQTemplateSettings()
+    rocketmq: RocketMQSettings = section()
+    mqtemplate: MQTemplateSettings = section()
 
     _keys: Configuration | None = PrivateAttr(default=None)
     _prefix: str = PrivateAttr(default="")

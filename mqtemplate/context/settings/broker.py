@@ -28,6 +28,7 @@ from mqtemplate.context.settings.properties import (
     duration_in,
     host_and_port,
     same_as,
+    section,
     upper_case,
 )
 from mqtemplate.delay.settings import DelayLevels, TopicShape
@@ -216,8 +217,8 @@ class ServerSettings(ServerOptions):
     """Microseconds for which the server polls its sockets before it sleeps, while requests follow each other that
     closely: responses are sooner, for more processor time. Only with ``flush-disk-type: ASYNC_FLUSH``, and with more
     than one processor; 0 for never."""
-    acl: AclSection = AclSection()
-    tls: ServerTlsSettings = ServerTlsSettings()
+    acl: AclSection = section()
+    tls: ServerTlsSettings = section()
 
     _address = field_validator("listen", mode="before")(host_and_port)
     _milliseconds = field_validator("max_suspend_ms", mode="before")(duration_in(1))

@@ -22,7 +22,7 @@ from mqtemplate.context.settings.rocketmq import (
 )
 from mqtemplate.errors import ConfigurationError, UnsupportedError
 from mqtemplate.listener.declaration.resolution import NO_NAMESPACE, NO_USERS
-from mqtemplate.remoting.settings import ClientTls, Credentials
+from mqtemplate.remoting.identity import ClientTls, Credentials
 
 
 class UnneededKey(NamedTuple):

@@ -19,9 +19,9 @@ from mqtemplate.context.settings.properties import (
     Properties,
     UpperCase,
     duration_in,
+    section,
 )
 from mqtemplate.errors import ListenerError
-from mqtemplate.http.tokens import weakness_of
 from mqtemplate.listener.declaration.attributes import read_exceptions
 from mqtemplate.listener.declaration.settings import (
     Backoff,
@@ -39,8 +39,7 @@ from mqtemplate.observability.settings import (
     ObservabilitySettings,
     TracingSettings,
 )
-from mqtemplate.scheduling.topic import DEFAULT_TOPIC
-from mqtemplate.topics import check_topic
+from mqtemplate.topics import SCHEDULES_TOPIC, check_topic
 
 
 def _delay_text(value: Any) -> Any:
@@ -92,7 +91,7 @@ class ListenerDefaultSettings(Properties):
     retry: Annotated[CommaList, BeforeValidator(_delay_texts)] = ()
     """Delays before the retries, such as ``[5s, 1m, 1h]``; then the message is a dead letter. Not given: 10s, 30s, 1m,
     … 2h, as in RocketMQ; an ORDERLY queue is retried each second."""
-    backoff: BackoffSettings = BackoffSettings()
+    backoff: BackoffSettings = section()
     retry_for: CommaList = ()
     """Exceptions that are retried, such as ``[OSError, shop.errors.BankError]``; others are dead letters at once. Not
     given: all are retried."""
@@ -195,7 +194,7 @@ class SchedulesSettings(Properties):
 
     enabled: bool = True
     """False: this process runs no schedules; other processes may."""
-    topic: Annotated[str, AfterValidator(check_topic)] = DEFAULT_TOPIC
+    topic: Annotated[str, AfterValidator(check_topic)] = SCHEDULES_TOPIC
     """Topic of the runs. Applications that share a broker need one each, or different names of schedules."""
 
 
@@ -279,11 +278,11 @@ class ManagementSettings(Properties):
     allowed_hosts: CommaList = ()
     """Public host names in addresses of the actuator, such as ``shop.example.com``. Addresses, names without a dot, and
     names below ``localhost``, ``local``, ``internal`` and ``svc`` are always allowed, and for ``health`` all are."""
-    metrics: MetricsSection = MetricsSection()
-    tracing: TracingSection = TracingSection()
-    lateness: LatenessSection = LatenessSection()
-    health: HealthSection = HealthSection()
-    dashboard: DashboardSection = DashboardSection()
+    metrics: MetricsSection = section()
+    tracing: TracingSection = section()
+    lateness: LatenessSection = section()
+    health: HealthSection = section()
+    dashboard: DashboardSection = section()
 
     @field_validator("address")
     @classmethod
@@ -297,9 +296,11 @@ class ManagementSettings(Properties):
     @field_validator("token")
     @classmethod
     def _check_token(cls, value: SecretStr | None) -> SecretStr | None:
-        weakness = None if value is None else weakness_of(value.get_secret_value())
-        if weakness is not None:
-            raise ValueError(weakness)
+        if value is not None:
+            from mqtemplate.http.tokens import weakness_of  # few applications have the HTTP server
+
+            if (weakness := weakness_of(value.get_secret_value())) is not None:
+                raise ValueError(weakness)
         return value
 
     @field_validator("endpoints", "open_endpoints")

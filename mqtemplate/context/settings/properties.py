@@ -20,6 +20,7 @@ SECTION_CONFIG = ConfigDict(
     extra="forbid",
     hide_input_in_errors=True,  # pydantic's own error texts would show secrets
     coerce_numbers_to_str=True,  # a group or a key may consist of digits; YAML reads those as a number
+    defer_build=True,  # `AppSettings` builds its validator over all sections, which need none of their own
 )
 
 
@@ -39,6 +40,14 @@ class DeclaredIn:
 
     settings: type
     name: str
+
+
+def section() -> Any:
+    """Return a field for a section below a section, by default with the defaults of all its keys.
+
+    An instance as the default would need a validator of its own for each section, at the import of the library.
+    """
+    return Field({}, validate_default=True)
 
 
 def same_as(settings: type, name: str, **rules: Any) -> Any:

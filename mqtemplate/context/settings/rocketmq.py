@@ -19,6 +19,7 @@ from mqtemplate.context.settings.properties import (
     Properties,
     UpperCase,
     same_as,
+    section,
 )
 from mqtemplate.selectors.tags import SelectorType
 
@@ -209,7 +210,7 @@ class TemplateSettings(ProducerSettings):
     Listeners use it by ``broker="<name>"``. Templates that name one folder share its broker."""
     access_channel: Annotated[Literal["LOCAL", "CLOUD"] | None, UpperCase] = None
     """Operator of the cluster, as ``rocketmq.access-channel``."""
-    pull_consumer: ReceiveSettings = ReceiveSettings()
+    pull_consumer: ReceiveSettings = section()
 
     @field_validator("name_server")
     @classmethod
@@ -227,8 +228,8 @@ class RocketMQSettings(Properties):
     that directory; ``embedded:memory``: without files. ``host:port;host:port``: a RocketMQ cluster."""
     access_channel: Annotated[Literal["LOCAL", "CLOUD"] | None, UpperCase] = None
     """Operator of the cluster: the user (LOCAL) or a cloud provider (CLOUD)."""
-    producer: ProducerSettings = ProducerSettings()
-    consumer: ConsumerSettings = ConsumerSettings()
-    pull_consumer: PullConsumerSettings = PullConsumerSettings()
+    producer: ProducerSettings = section()
+    consumer: ConsumerSettings = section()
+    pull_consumer: PullConsumerSettings = section()
     templates: dict[str, TemplateSettings] = Field(default_factory=dict)
     """Further templates, each with a name; see [clusters](clusters.md)."""

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mqtemplate.context.config.binding import bind
 from mqtemplate.context.config.configuration import Configuration, bind_environment
-from mqtemplate.context.config.files import YamlDocument, read_toml, read_yaml, split_names, with_env_file
+from mqtemplate.context.config.files import YamlDocument, read_toml, split_names, with_env_file
 from mqtemplate.context.config.masking import HIDDEN, masked
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.schema import drop_empty, field_named, fields_of, is_secret, is_section
@@ -169,7 +169,11 @@ class _Files:
         if not present:
             return []
         self.read.append(str(present[0]))
-        return [YamlDocument(read_toml(present[0]), ())] if present[0].suffix == ".toml" else read_yaml(present[0])
+        if present[0].suffix == ".toml":
+            return [YamlDocument(read_toml(present[0]), ())]
+        from mqtemplate.context.config.yaml_files import read_yaml
+
+        return read_yaml(present[0])
 
 
 def _applies(document: YamlDocument, profiles: Sequence[str]) -> bool:

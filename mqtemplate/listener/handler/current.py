@@ -15,8 +15,7 @@ from collections.abc import MutableMapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
-from structlog.contextvars import STRUCTLOG_KEY_PREFIX
-
+from mqtemplate.event_log import STRUCTLOG_KEY_PREFIX
 from mqtemplate.message import MessageExt
 
 CURRENT: ContextVar[tuple[str, MessageExt | Sequence[MessageExt]] | None] = ContextVar(

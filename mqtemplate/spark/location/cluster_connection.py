@@ -26,6 +26,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.client import RemotingClient
+from mqtemplate.remoting.identity import ClientTls, Credentials
 from mqtemplate.remoting.protocol.bodies.group import HeartbeatData
 from mqtemplate.remoting.protocol.bodies.own_requests import (
     HeartbeatRequestHeader,
@@ -34,7 +35,7 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.remoting.settings import ClientTls, Credentials, RemotingClientSettings
+from mqtemplate.remoting.settings import RemotingClientSettings
 from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, SECRET_KEY, SECURITY_TOKEN, TRUST_CERT_PATH
 
 _KEYS = ("access-key", "secret-key", "security-token", "tls")

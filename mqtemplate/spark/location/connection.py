@@ -18,7 +18,7 @@ from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.errors import MQTemplateError, RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.settings import ClientTls, Credentials
+from mqtemplate.remoting.identity import ClientTls, Credentials
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark.location.cluster_connection import client_settings, kept_connection
 from mqtemplate.spark.location.location import BrokerLocation

@@ -9,11 +9,11 @@ import structlog
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import QueryMessageRequestHeader
-from mqtemplate.remoting.settings import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from tests.server.serving import SECRET, RecordingConnection, Serving
 from tests.server.tool import ANY_PORT, Tool, make_engine, send_header

@@ -11,7 +11,7 @@ import pytest
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.remoting.settings import Credentials
+from mqtemplate.remoting.identity import Credentials
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from mqtemplate.spark import SparkListenerContainer
 from mqtemplate.testing import messages_in

@@ -15,7 +15,7 @@ from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.remoting.settings import ClientTls, Credentials
+from mqtemplate.remoting.identity import ClientTls, Credentials
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import SparkListenerContainer, spark_listener

@@ -12,7 +12,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path, home_folder
 from mqtemplate.record.compression import CompressionType, max_body_bytes
-from mqtemplate.remoting.settings import ClientTls, Credentials
+from mqtemplate.remoting.identity import ClientTls, Credentials
 from mqtemplate.topics import (
     DLQ_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
