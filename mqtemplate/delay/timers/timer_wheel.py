@@ -74,6 +74,12 @@ class Links(NamedTuple):
     slots: np.ndarray
 
 
+def _private_memory(size: int) -> mmap.mmap:
+    """Return memory of zeros. On Windows it has no flags: memory without a file is always private to the process."""
+    private = getattr(mmap, "MAP_PRIVATE", None)
+    return mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
+
+
 class TimerWheel:
     """A ring of slots, one per future tick, stored in a file.
 
@@ -100,7 +106,7 @@ class TimerWheel:
         self._ring = 2 * slots_total
         self._precision_ms = precision_ms
         self._size = -(-wheel_file_size(slots_total) // _PAGE_SIZE) * _PAGE_SIZE
-        self._memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = _private_memory(self._size)
         self._pages: dict[int, int] = {}  # page in memory -> the latest tick that was linked in it
         self._touched: set[int] = set()  # pages that differ from the file
         self._sums = np.zeros(self._size // _PAGE_SIZE, np.uint64)
