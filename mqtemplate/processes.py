@@ -34,9 +34,9 @@ __all__ = [
     "write_text",
 ]
 
-OPEN_FLAGS = (
-    getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
-)
+OPEN_FLAGS = 0
+for _name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NOINHERIT", "O_BINARY"):  # no system has all
+    OPEN_FLAGS |= getattr(os, _name, 0)
 """For each `os.open`: child processes do not inherit the file, a symbolic link is not followed, and the bytes stay as
 they are. Windows cannot refuse a link here, and translates line ends without ``O_BINARY``."""
 _NO_LIMIT = 1 << 30

@@ -46,7 +46,7 @@ _PAGE_SIZE = 4_096
 _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
 # Linux replaces freed pages by zeros (man madvise); macOS may keep their content. Some systems have larger pages.
-_CAN_FREE = sys.platform == "linux" and mmap.PAGESIZE == _PAGE_SIZE
+_CAN_FREE = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED") and mmap.PAGESIZE == _PAGE_SIZE
 _LOADED_PAGES = 512  # pages that are read and summed at once
 
 # Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.

@@ -546,7 +546,9 @@ def open_to_read(path: Path) -> BinaryIO | None:
     """
     _check_link(path)
     try:
-        fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | OPEN_FLAGS))  # a pipe must not block
+        fd = _with_more_files(
+            lambda: os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | OPEN_FLAGS)
+        )  # a pipe must not block
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
