@@ -16,6 +16,7 @@ from weakref import WeakSet
 from mqtemplate.errors import ConfigurationError, ForkedError
 
 __all__ = [
+    "OPEN_FLAGS",
     "OwnerProcess",
     "Unusable",
     "UsedByOneProcess",
@@ -33,6 +34,11 @@ __all__ = [
     "write_text",
 ]
 
+OPEN_FLAGS = 0
+for _name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NOINHERIT", "O_BINARY"):  # no system has all
+    OPEN_FLAGS |= getattr(os, _name, 0)
+"""For each `os.open`: child processes do not inherit the file, a symbolic link is not followed, and the bytes stay as
+they are. Windows cannot refuse a link here, and translates line ends without ``O_BINARY``."""
 _NO_LIMIT = 1 << 30
 _SWITCH_INTERVAL_S = 0.00005
 """Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
@@ -304,7 +310,7 @@ def write_private(path: Path, data: bytes) -> None:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
     fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

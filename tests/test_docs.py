@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import programs
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
@@ -41,9 +43,7 @@ def quickstart(tmp_path: Path) -> Path:
 
 def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder; raise an error with its output if it fails."""
-    run = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=90, check=False
-    )
+    run = programs.run([sys.executable, *arguments], folder)
     assert run.returncode == 0, run.stdout + run.stderr
     return run
 

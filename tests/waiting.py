@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from threading import Event
@@ -10,6 +12,33 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _POLL_S = 0.01
+_UNIT_S = 0.03
+"""Time to start and end a Python process without its site packages, on a machine that does nothing else."""
+
+
+def _slowness() -> float:
+    """Return how many times longer than `_UNIT_S` the unit takes now; at least 1."""
+    start = time.monotonic()
+    subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
+    return max(1.0, (time.monotonic() - start) / _UNIT_S)
+
+
+class Patience:
+    """Guard against hanging, which grows with the load of the machine: no measurement and no limit of real time.
+
+    Args:
+        patience_s: Time that is more than enough on a machine that does nothing else.
+    """
+
+    def __init__(self, patience_s: float = 60.0) -> None:
+        self.patience_s = patience_s
+        self._start = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """True after *patience_s*, times the slowness of the machine. The slowness is measured only then."""
+        passed = time.monotonic() - self._start
+        return passed > self.patience_s and passed > self.patience_s * _slowness()
 
 
 def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:
@@ -17,11 +46,11 @@ def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -
 
     Args:
         what: The condition in words, for the failure.
-        timeout_s: A guard against hanging, not a measurement: generous, since the machine may be busy.
+        timeout_s: A guard against hanging, see `Patience`.
     """
-    deadline = time.monotonic() + timeout_s
+    patience = Patience(timeout_s)
     pause = Event()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        assert not patience.is_over, f"not within {timeout_s:.0f} s, and longer on a slow machine: {what}"
         pause.wait(_POLL_S)
     return value

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
-from mqtemplate.processes import absolute_path, home_folder
+from mqtemplate.processes import OPEN_FLAGS, absolute_path, home_folder
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -72,7 +72,7 @@ class AuditLog:
     def _append(self, path: Path, line: bytes) -> None:
         # O_NOFOLLOW: in a directory of another user a symbolic link could lead the lines elsewhere.
         with self._lock:
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | OPEN_FLAGS, 0o600)
             try:
                 os.write(file, line)
             finally:

@@ -298,10 +298,10 @@ class MQApplication:
 
     def _content(self) -> Hashable:
         """Return a value that is equal for applications of the same components and broker."""
-        components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
-        settings = self.settings
         from mqtemplate.context.injection.marks import name_of
 
+        components = (each if hasattr(each, "__qualname__") else type(each) for each in self.context.components)
+        settings = self.settings
         return (*map(name_of, components), settings.rocketmq.name_server, settings.is_embedded and settings.store_path)
 
     def _start_failed(self, error: MQTemplateError) -> MQTemplateError:

@@ -19,7 +19,7 @@ from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.operations.doctor import part_sizes
 from mqtemplate.processes import absolute_path
-from mqtemplate.store.files.disk import disk_errors, link_error
+from mqtemplate.store.files.disk import HAS_FOLDER_DESCRIPTORS, disk_errors, link_error
 from mqtemplate.store.files.folder_lock import LOCK_FILE
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles, check_store
 from mqtemplate.store.tables import read_table
@@ -67,6 +67,11 @@ def repair(
         StoreError: The directory is not a store, or has a symbolic link in it; or *copy* exists. Nothing was changed.
     """
     check_store(path)
+    if not HAS_FOLDER_DESCRIPTORS:
+        raise StoreError(
+            f"a repair of {path} opens each file relative to its folder, which this system (Windows) cannot do; copy "
+            "the directory to Linux or macOS, or to the file system of WSL, and repair it there"
+        )
     if os.path.lexists(copy):
         raise StoreError(f"{copy} exists; give a folder for the copy that does not exist yet")
     if path.resolve() in (copy.resolve(), *copy.resolve().parents):

@@ -180,6 +180,8 @@ class BusyPoll:
 
 _log = get_logger("mqtemplate.remoting")
 
+# The selectors of macOS (kqueue) and Windows (select) refuse a socket without events.
+_TAKES_NO_EVENTS = selectors.DefaultSelector.__name__ == "EpollSelector"
 READ = selectors.EVENT_READ
 WRITE = selectors.EVENT_WRITE
 
@@ -285,7 +287,13 @@ class IoLoop:
     # --- for the loop's own thread ------------------------------------------------------------------
 
     def watch(self, sock: socket.socket, events: int, handler: Handler) -> None:
-        """Call *handler* when *sock* is ready for *events*, which replace the events of an earlier call."""
+        """Call *handler* when *sock* is ready for *events*, which replace the events of an earlier call.
+
+        Without events it is not called, except by epoll, for a connection that has ended.
+        """
+        if not events and not _TAKES_NO_EVENTS:
+            self.unwatch(sock)
+            return
         if sock.fileno() in self._selector.get_map():
             self._selector.modify(sock, events, handler)
         else:

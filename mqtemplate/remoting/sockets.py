@@ -154,6 +154,7 @@ def _handshake(sock: socket.socket, address: HostAddress, context: ssl.SSLContex
 
 _RECORD_BYTES = 16_384
 """Largest content of a TLS record."""
+_HAS_SENDMSG = hasattr(socket.socket, "sendmsg")  # not on Windows
 _MAX_PARTS = 64
 """Number of parts for one ``sendmsg``; Linux refuses more than 1,024 (IOV_MAX)."""
 
@@ -197,7 +198,11 @@ class PlainStream:
 
     def send(self, parts: Sequence[bytes | memoryview]) -> int:
         try:
-            return self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts[:_MAX_PARTS])
+            if len(parts) == 1:
+                return self.socket.send(parts[0])
+            if _HAS_SENDMSG:
+                return self.socket.sendmsg(parts[:_MAX_PARTS])
+            return self.socket.send(b"".join(parts[:_MAX_PARTS]))
         except (BlockingIOError, InterruptedError):
             return 0
 

@@ -412,6 +412,12 @@ def run(
     if workers is None and not watched:
         _run_here(app, options.target, report)
         return 0
+    if not hasattr(signal, "SIGHUP"):
+        raise ConfigurationError(
+            "--workers and --reload need signals and process groups, which this system (Windows) does not have; "
+            "run without them: one process with the threads of its listeners, or several programs with "
+            "rocketmq.name-server of a broker that runs as a server (mqtemplate broker)"
+        )
     supervisor = Supervisor(options, app.settings, workers or 1, report, watched=watched, stop_timeout_s=stop_timeout_s)
     return supervisor.run()
 

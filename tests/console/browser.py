@@ -1,8 +1,9 @@
-"""Headless Chromium of the system, and a dashboard on a socket for it."""
+"""Headless Chromium, and a dashboard on a socket for it."""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,14 +28,21 @@ FLAGS = (
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Yield a browser, or skip the test with the reason."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make setup")
     with sync_api.sync_playwright() as playwright:
+        path = _executable(playwright.chromium.executable_path)
+        if path is None:
+            pytest.skip(f"no Chromium on this machine: {sys.executable} -m playwright install chromium")
         browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(FLAGS))
         yield browser
         browser.close()
+
+
+def _executable(downloaded: str) -> str | None:
+    """Return the path of the Chromium that playwright downloaded, or of the system's; None if there is neither."""
+    if Path(downloaded).exists():
+        return downloaded
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from examples.cloud_events.converter import CloudEvent, CloudEventConverter
 from mqtemplate import MQApplication, RocketMQTemplate, VirtualClock, message_listener
 from mqtemplate.errors import ConversionError
 from mqtemplate.testing import Harness, messages_in
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 EVENT = CloudEvent(
@@ -118,14 +117,7 @@ def test_a_listener_may_have_the_converter_alone() -> None:
 
 
 def test_the_program_prints_both_events() -> None:
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "examples.cloud_events"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    run = run_python(ROOT, "-W", "error", "-m", "examples.cloud_events")
 
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == ["shop.order.paid of /shop: {'id': 7, 'amount': 30}"] * 2

@@ -20,7 +20,7 @@ def test_the_cells_count_all_pending_messages_and_draw_them(tmp_path: Path) -> N
     cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     program = "\n".join([*cells, "assert sum(counts) == 2_000"])
 
-    run = run_python(tmp_path, "-c", program, timeout_s=200)
+    run = run_python(tmp_path, "-c", program)
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert (tmp_path / "out" / "pending_per_minute.svg").read_text().count("<rect") > 20

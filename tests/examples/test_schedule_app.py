@@ -28,6 +28,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import Harness, StartApp
 from tests.contract.test_remote_rocketmq import until_registered
+from tests.programs import finish
 
 ROOT = Path(__file__).parents[2]
 
@@ -91,6 +92,7 @@ def start_program(folder: Path, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -102,13 +104,13 @@ def test_the_program_ends_by_itself_and_ctrl_c_loses_no_message(tmp_path: Path) 
         assert stopped.stdout is not None
         sent = stopped.stdout.readline()
         stopped.send_signal(signal.SIGINT)
-        output, errors = stopped.communicate(timeout=60)
+        output, errors = finish(stopped)
     assert "SEND_OK" in sent
     assert (stopped.returncode, "Traceback" in errors) == (130, False), errors
     assert "delivered after the next start" in output
 
     with start_program(tmp_path) as completed:
-        output, errors = completed.communicate(timeout=90)
+        output, errors = finish(completed)
     assert completed.returncode == 0, errors
     assert output.count("ms late") == 2
 
@@ -120,7 +122,7 @@ def run_on_a_cluster(name_server: str, folder: Path) -> None:
     """
     profile = {"MQTEMPLATE_PROFILES_ACTIVE": "cluster", "SCHEDULE_APP_NAME_SERVER": name_server}
     with start_program(folder, **profile, SCHEDULE_APP_TIMEOUT_MS="30000") as program:
-        output, errors = program.communicate(timeout=90)
+        output, errors = finish(program)
 
     assert program.returncode == 0, errors
     assert "SEND_OK" in output

@@ -232,7 +232,7 @@ def test_the_demonstration_tells_its_story(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_spark_adds_up_the_sales(tmp_path: Path) -> None:
-    run = run_python(tmp_path, "-m", "examples.shop", "--with-spark", timeout_s=200)
+    run = run_python(tmp_path, "-m", "examples.shop", "--with-spark")
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "sales of tea: 2 for 6.40 EUR" in run.stdout

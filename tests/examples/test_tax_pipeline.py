@@ -90,7 +90,7 @@ def test_every_payment_is_delivered_once_with_every_kind_of_delay(
 @pytest.mark.timeout(240)
 def test_the_sums_of_spark_equal_those_of_the_input(tmp_path: Path) -> None:
     """The program compares them, and its exit code is the result."""
-    run = run_python(tmp_path, "-m", "examples.tax_pipeline", timeout_s=200)
+    run = run_python(tmp_path, "-m", "examples.tax_pipeline")
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "They equal the sums of the input file." in run.stdout

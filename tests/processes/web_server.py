@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -16,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.programs import end_group
 from tests.waiting import eventually
 
 _ROOT = Path(__file__).parents[2]
 _ADDRESS = re.compile(r"https?://127\.0\.0\.1:(\d+)")
-_STOP_S = 60
 
 
 class WebServer:
@@ -76,7 +73,7 @@ class WebServer:
 
     def _get(self) -> str:
         try:
-            with urllib.request.urlopen(self.url, timeout=_STOP_S) as response:
+            with urllib.request.urlopen(self.url) as response:
                 return str(response.read().decode())
         except urllib.error.URLError as exc:
             if isinstance(exc.reason, ConnectionRefusedError):
@@ -86,14 +83,13 @@ class WebServer:
     def stop(self) -> int:
         """Stop the server as an operator does. Return its exit code."""
         self._process.terminate()
-        code = self._process.wait(_STOP_S)
-        self._reader.join(_STOP_S)
-        return code
+        eventually(lambda: self._process.poll() is not None, "the server has ended")
+        self._reader.join()
+        return self._process.wait()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):  # all have ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait(_STOP_S)
-        self._reader.join(_STOP_S)
+        end_group(self._process)
+        self._process.wait()
+        self._reader.join()
         if error is not None:
             error.add_note(self.output)

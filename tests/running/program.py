@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.programs import end_group
 from tests.waiting import eventually
 
-_STOP_S = 60
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,6 +40,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -67,9 +68,9 @@ class Program:
 
     def end(self) -> int:
         """Wait for the end of the process and of its output. Return its exit code."""
-        code = self.process.wait(_STOP_S)
-        self._reader.join(_STOP_S)
-        return code
+        eventually(lambda: self.process.poll() is not None, "the program has ended")
+        self._reader.join()
+        return self.process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, and wait for the end. Return the exit code."""
@@ -77,9 +78,8 @@ class Program:
         return self.end()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(_STOP_S)
-        self._reader.join(_STOP_S)
+        end_group(self.process)
+        self.process.wait()
+        self._reader.join()
         if error is not None:
             error.add_note(self.output)

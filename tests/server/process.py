@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self
 
 from mqtemplate.message import HostAddress
+from tests.programs import end_group, finish
 
 _ADDRESS = r"\[?([\d.:a-f]+?)\]?:(\d+)"
 _READY = re.compile(rf"\S+ listens on {_ADDRESS}, its name server on {_ADDRESS}, store .*; press Ctrl-C to stop")
-_STOP_S = 30
 
 
 class BrokerProcess:
@@ -33,7 +33,9 @@ class BrokerProcess:
         ]
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         try:
             self._read_addresses()
         except BaseException:
@@ -46,7 +48,7 @@ class BrokerProcess:
         self.line = self.process.stdout.readline().rstrip()
         found = _READY.fullmatch(self.line)
         if found is None:
-            self.process.kill()
+            end_group(self.process)
             raise AssertionError(f"it did not start: {self.line!r}\n{self.process.communicate()[1]}")
         self.address = HostAddress(found[1], int(found[2]))
         self.name_server = HostAddress(found[3], int(found[4]))
@@ -54,12 +56,12 @@ class BrokerProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
         """Send a signal. Return the exit code, the output since the process was ready, and the error output."""
         self.process.send_signal(number)
-        output, errors = self.process.communicate(timeout=_STOP_S)
+        output, errors = finish(self.process)
         return self.process.returncode, output, errors
 
     def kill(self) -> None:
         """Kill the process with SIGKILL: a crash."""
-        self.process.kill()
+        end_group(self.process)
         if self.process.stdout is not None and not self.process.stdout.closed:
             self.process.communicate()
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -77,15 +78,29 @@ def parse_name_server(text: str) -> EmbeddedStore | ClusterAddresses:
     return ClusterAddresses(addresses)
 
 
-def _folder(text: str) -> Path:
+def _folder(text: str, *, is_windows: bool = os.name == "nt") -> Path:
     """Return the folder that follows ``embedded:``.
 
-    It is a path of this system as it stands. Texts that are more likely a URL, or a path of Windows, are refused: they
-    would name another folder than the one that was meant, and its messages would seem to be lost.
+    It is a path of this system as it stands. Texts that are more likely a URL, or a path of another system, are
+    refused: they would name another folder than the one that was meant, and its messages would seem to be lost.
+
+    Args:
+        is_windows: True: ``C:\\data``, ``C:/data`` and ``\\\\host\\share\\data`` are paths.
 
     Raises:
         ValueError: The text is not a path in an allowed form.
     """
+    if is_windows and (drive := PureWindowsPath(text).drive):
+        rest = text[len(drive) :].replace("\\", "/")
+        if not rest.startswith("/"):
+            raise ValueError(
+                f"{text!r} is relative to the working directory of drive {drive}, which differs by process; write "
+                f"'embedded:{drive}\\{rest}'"
+            )
+        _check_folder(rest)
+        return Path(text)
+    if is_windows:
+        text = text.replace("\\", "/")
     if text.startswith("//") and not text.startswith("///"):
         name = text.strip("/") or "data"
         if name.lower() == "memory":
@@ -97,13 +112,17 @@ def _folder(text: str) -> Path:
             f"'embedded:' is not the start of a URL with a host; write 'embedded:{name}' for a folder in the working "
             f"directory, or 'embedded:/{name.removeprefix('./')}' for one from the root"
         )
+    _check_folder(text)
+    return Path(f"/{text.lstrip('/')}") if text.startswith("/") else Path(text)
+
+
+def _check_folder(text: str) -> None:
     for pattern, problem in _NO_FOLDER.items():
         if re.search(pattern, text):
             raise ValueError(
                 f"{problem}; write the folder as 'embedded:./data' or 'embedded:/var/data', or give its exact name in "
                 "mqtemplate.broker.store-path"
             )
-    return Path(f"/{text.lstrip('/')}") if text.startswith("/") else Path(text)
 
 
 def _is_address(text: str) -> bool:

@@ -46,7 +46,7 @@ _PAGE_SIZE = 4_096
 _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
 # Linux replaces freed pages by zeros (man madvise); macOS may keep their content. Some systems have larger pages.
-_CAN_FREE = sys.platform == "linux" and mmap.PAGESIZE == _PAGE_SIZE
+_CAN_FREE = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED") and mmap.PAGESIZE == _PAGE_SIZE
 _LOADED_PAGES = 512  # pages that are read and summed at once
 
 # Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.
@@ -72,6 +72,12 @@ class Links(NamedTuple):
 
     previous: np.ndarray
     slots: np.ndarray
+
+
+def _private_memory(size: int) -> mmap.mmap:
+    """Return memory of zeros. On Windows it has no flags: memory without a file is always private to the process."""
+    private = getattr(mmap, "MAP_PRIVATE", None)
+    return mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
 
 
 class TimerWheel:
@@ -100,7 +106,7 @@ class TimerWheel:
         self._ring = 2 * slots_total
         self._precision_ms = precision_ms
         self._size = -(-wheel_file_size(slots_total) // _PAGE_SIZE) * _PAGE_SIZE
-        self._memory = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory = _private_memory(self._size)
         self._pages: dict[int, int] = {}  # page in memory -> the latest tick that was linked in it
         self._touched: set[int] = set()  # pages that differ from the file
         self._sums = np.zeros(self._size // _PAGE_SIZE, np.uint64)

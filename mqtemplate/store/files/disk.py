@@ -10,6 +10,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,7 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 
 from mqtemplate.errors import StoreError, StoreFullError
-from mqtemplate.processes import raise_descriptor_limit
+from mqtemplate.processes import OPEN_FLAGS, descriptor_limit, raise_descriptor_limit
 
 _CHUNK = 1 << 20
 _BLOCK = 4_096
@@ -28,6 +29,7 @@ _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 # Looked up once: with SYNC_FLUSH each message needs them, and a name that a module lacks takes a microsecond.
 _fcntl: Any = import_module("fcntl") if find_spec("fcntl") else None
+_msvcrt: Any = import_module("msvcrt") if _fcntl is None and find_spec("msvcrt") else None
 _FULL_SYNC: int | None = getattr(_fcntl, "F_FULLFSYNC", None)
 _HAS_FLOCK_STRUCT = sys.platform == "linux" and _FLOCK.size == 32
 _SET_OPEN_FILE_LOCK: int | None = getattr(_fcntl, "F_OFD_SETLK", None) if _HAS_FLOCK_STRUCT else None
@@ -48,25 +50,46 @@ def _find_sync_file_range() -> Any:
 
 _sync_file_range = _find_sync_file_range()
 
-pwrite: Any = getattr(os, "pwrite", None)
-"""``os.pwrite``; None on a system that `check_system` refuses."""
+_position_lock = threading.Lock()
+
+
+def _read_by_seeking(fd: int, size: int, at: int) -> bytes:
+    with _position_lock:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.read(fd, size)
+
+
+def _write_by_seeking(fd: int, data: bytes | memoryview, at: int) -> int:
+    with _position_lock:
+        os.lseek(fd, at, os.SEEK_SET)
+        return os.write(fd, data)
+
+
+pread: Callable[[int, int, int], bytes] = getattr(os, "pread", _read_by_seeking)
+"""Read *size* bytes at *at*: ``(fd, size, at)``. Windows has no such call, so threads take turns there."""
+pwrite: Any = getattr(os, "pwrite", _write_by_seeking)
+"""Write at *at*: ``(fd, data, at)``, as `pread`."""
 
 
 def check_system() -> None:
     """Return if this system can have store directories.
 
     Raises:
-        StoreError: It lacks calls without which acknowledged messages would not be safe (Windows).
+        StoreError: It lacks file locks, without which two processes could write to one directory.
     """
-    missing = [name for name in ("pread", "pwrite") if not hasattr(os, name)]
-    if _fcntl is None:
-        missing.insert(0, "fcntl")
-    if missing:
+    if _fcntl is None and _msvcrt is None:
         raise StoreError(
-            f"a store directory needs POSIX calls that this system ({sys.platform}) does not have: "
-            f"{', '.join(missing)}; run the broker on Linux or macOS (in WSL, or as a server: mqtemplate broker), "
-            "and point rocketmq.name-server at it"
+            f"a store directory needs file locks, and Python has neither fcntl nor msvcrt on this system "
+            f"({sys.platform}); run the broker on Linux, macOS or Windows (mqtemplate broker), and point "
+            "rocketmq.name-server at it"
         )
+
+
+def _lock_by_msvcrt(fd: int, mode: int) -> None:
+    """Lock or unlock the first byte for this open file. Windows: no other open file can read or write it then."""
+    with _position_lock:
+        os.lseek(fd, 0, os.SEEK_SET)
+        _msvcrt.locking(fd, mode, 1)
 
 
 def lock_first_byte(fd: int) -> None:
@@ -80,6 +103,9 @@ def lock_first_byte(fd: int) -> None:
         BlockingIOError, PermissionError: Another open file or process has it locked.
         OSError: The file system has no locks.
     """
+    if _fcntl is None:
+        _lock_by_msvcrt(fd, _msvcrt.LK_NBLCK)
+        return
     try:
         if _SET_OPEN_FILE_LOCK is not None:
             _fcntl.fcntl(fd, _SET_OPEN_FILE_LOCK, _FLOCK.pack(_fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
@@ -92,6 +118,9 @@ def lock_first_byte(fd: int) -> None:
 
 def unlock_first_byte(fd: int) -> None:
     """End the lock, also if a forked process has a copy of the descriptor."""
+    if _fcntl is None:
+        _lock_by_msvcrt(fd, _msvcrt.LK_UNLCK)
+        return
     if _SET_OPEN_FILE_LOCK is not None:
         with contextlib.suppress(OSError):  # the fallback was taken
             _fcntl.fcntl(fd, _SET_OPEN_FILE_LOCK, _FLOCK.pack(_fcntl.F_UNLCK, os.SEEK_SET, 0, 1, 0))
@@ -133,6 +162,13 @@ def is_folder_locked(fd: int) -> bool:
 
 def is_locked(fd: int) -> bool:
     """Return True if the first byte of a file is locked by another. It takes no lock itself where possible."""
+    if _fcntl is None:
+        try:
+            _lock_by_msvcrt(fd, _msvcrt.LK_NBLCK)
+        except OSError:
+            return True
+        _lock_by_msvcrt(fd, _msvcrt.LK_UNLCK)
+        return False
     lock = _lock_of_other(fd)
     if lock is not None:
         return bool(lock[0] != _fcntl.F_UNLCK)
@@ -167,16 +203,16 @@ def _write_zeros(fd: int, start: int, end: int) -> None:
     """Write zeros where the file has only zeros: a block that was written exists."""
     for chunk in range(start, end, _CHUNK):
         size = min(_CHUNK, end - chunk)
-        step = _BLOCK if os.pread(fd, size, chunk).strip(b"\0") else size
+        step = _BLOCK if pread(fd, size, chunk).strip(b"\0") else size
         for at in range(chunk, chunk + size, step):
             count = min(step, chunk + size - at)
-            if not os.pread(fd, count, at).strip(b"\0"):
+            if not pread(fd, count, at).strip(b"\0"):
                 _write_all(fd, bytes(count), at)
 
 
 def _write_all(fd: int, data: bytes, at: int) -> None:
     while data:
-        written = os.pwrite(fd, data, at)
+        written = pwrite(fd, data, at)
         at, data = at + written, data[written:]
 
 
@@ -221,7 +257,9 @@ _Result = TypeVar("_Result")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAGES_AT_ONCE = 256  # numpy holds the interpreter lock over so few
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_SAFE = os.O_CLOEXEC | os.O_NOFOLLOW
+_REFUSES_LINKS = hasattr(os, "O_NOFOLLOW")  # not on Windows
+HAS_FOLDER_DESCRIPTORS = hasattr(os, "O_DIRECTORY")
+"""False on Windows: a folder can be neither locked nor flushed there. NTFS has a journal for the names in it."""
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 _CREATE_FOLDER = "create the folder"
@@ -240,7 +278,8 @@ class Disk:
 
         A symbolic link is an error: a folder from elsewhere could name any file of this user.
         """
-        return _with_more_files(lambda: os.open(path, os.O_RDWR | _SAFE | flags, 0o600))
+        _check_link(path)
+        return _with_more_files(lambda: os.open(path, os.O_RDWR | OPEN_FLAGS | flags, 0o600))
 
     def open_new(self, path: Path) -> int:
         """Return a descriptor of a new file. A file or a link that has the name is removed before."""
@@ -289,7 +328,7 @@ class Disk:
 
     def read_at(self, fd: int, size: int, at: int) -> bytes:
         """Return *size* bytes from *at* on; fewer at the end of the file."""
-        return os.pread(fd, size, at)
+        return pread(fd, size, at)
 
     write_at = staticmethod(pwrite)
     """Write *data*, or its first part, at *at*, and return the number of bytes: ``(fd, data, at)``.
@@ -315,6 +354,10 @@ class Disk:
             touched = data[:: mmap.PAGESIZE]
             np.bitwise_or(touched, 0, out=touched, where=has_blocks)
 
+    locks_open_files = _fcntl is None
+    """True on Windows: a file that is open or mapped cannot be deleted, and `flush` writes what was written through a
+    map only after ``mmap.flush``."""
+
     start_flush = staticmethod(start_sync)
     """Let the disk begin to write bytes that the next `flush` waits for: ``(fd, at, size)``. It never raises."""
 
@@ -338,7 +381,9 @@ class Disk:
         folder.mkdir(mode=0o700, exist_ok=True)
 
     def sync_folder(self, folder: Path) -> None:
-        """Return when the names in *folder* are on the disk."""
+        """Return when the names in *folder* are on the disk, see `HAS_FOLDER_DESCRIPTORS`."""
+        if not HAS_FOLDER_DESCRIPTORS:
+            return
         fd = self.open_folder(folder)
         try:
             sync_folder_entries(fd)
@@ -360,7 +405,7 @@ class Disk:
             return None
         with file:
             fd = file.fileno()
-            return [(start, os.pread(fd, end - start, start)) for start, end in _parts(fd)]
+            return [(start, pread(fd, end - start, start)) for start, end in _parts(fd)]
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
         """Return name and length of each file in a folder, sorted by name. A missing folder has no files.
@@ -400,9 +445,7 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
             "send again: what was acknowledged is safe"
         )
     if exc.errno == errno.EMFILE:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = descriptor_limit()
         return StoreError(
             f"cannot {action} {path}: this process has {limit} open files, which is its limit; raise the limit "
             "(ulimit -n, or LimitNOFILE), or make the store's files larger so that there are fewer"
@@ -412,7 +455,7 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
     if exc.errno in _FORBIDDEN:
         return StoreError(
             f"cannot {action} {path}: {exc.strerror}; what was acknowledged is safe: give the user of this process "
-            f"(uid {os.geteuid()}) the right to read and write in {path.parent}, then start again"
+            f"({_user()}) the right to read and write in {path.parent}, then start again"
         )
     if exc.errno in _NO_PLACE and action == _CREATE_FOLDER:
         return StoreError(
@@ -423,6 +466,10 @@ def disk_error(action: str, path: Path, exc: OSError, size: int | None = None) -
         f"cannot {action} {path}: {exc}; what was acknowledged is safe, and the store continues when the "
         "disk works again: see the system's log for the cause, then send again"
     )
+
+
+def _user() -> str:
+    return f"uid {os.geteuid()}" if hasattr(os, "geteuid") else os.environ.get("USERNAME", "its name is unknown")
 
 
 def link_error(path: Path) -> StoreError:
@@ -484,6 +531,12 @@ def _with_more_files(call: Callable[[], _Result]) -> _Result:
     return call()
 
 
+def _check_link(path: Path) -> None:
+    """Refuse a symbolic link where `os.open` cannot."""
+    if not _REFUSES_LINKS and path.is_symlink():
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
 def open_to_read(path: Path) -> BinaryIO | None:
     """Return an open file; None if it is missing.
 
@@ -491,8 +544,11 @@ def open_to_read(path: Path) -> BinaryIO | None:
         OSError: It cannot be read, or is a symbolic link.
         StoreError: It is not a regular file.
     """
+    _check_link(path)
     try:
-        fd = _with_more_files(lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | _SAFE))  # a pipe must not block
+        fd = _with_more_files(
+            lambda: os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | OPEN_FLAGS)
+        )  # a pipe must not block
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -504,6 +560,9 @@ def open_to_read(path: Path) -> BinaryIO | None:
 def _parts(fd: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each part of a file that takes disk space."""
     at, end = 0, os.fstat(fd).st_size
+    if not hasattr(os, "SEEK_DATA"):  # Windows
+        yield at, end
+        return
     while at < end:
         try:
             start = os.lseek(fd, at, os.SEEK_DATA)

@@ -140,6 +140,8 @@ class DiskFile(MappedFile):
                 with disk_errors("open", self.path):
                     self._fd = self._disk.open(self.path, flags=0)
             try:
+                if self._disk.locks_open_files and self.is_mapped:
+                    self.view.flush()
                 self._disk.flush(self._fd)
             except OSError as exc:
                 touched_end = self.size if end is None else min(end, self.size)
@@ -179,6 +181,9 @@ class DiskFile(MappedFile):
 
     def unlink(self) -> None:
         self._is_closed = True
+        if self._disk.locks_open_files:
+            self.is_mapped = False
+            self.view = cast("mmap.mmap", _UnmappedView(self))
         self.release_descriptor()
         with disk_errors("remove", self.path):
             self._disk.unlink(self.path)
@@ -280,6 +285,7 @@ class DiskFileQueue(MappedFileQueue):
         self._rebuildable = rebuildable
         self._disk = disk or Disk()
         self._has_new_names = False
+        self._undeleted: list[MappedFile] = []
         if folder.is_dir():
             self._load()
 
@@ -370,9 +376,15 @@ class DiskFileQueue(MappedFileQueue):
         )
 
     def remove(self, files: Sequence[MappedFile]) -> None:
-        for file in files:
-            file.unlink()
-            sync_folder(self.folder, self._disk)
+        # In this order, also after a failure: a later file that is deleted before an earlier one would leave a gap.
+        pending, self._undeleted = [*self._undeleted, *files], []
+        try:
+            while pending:
+                pending[0].unlink()
+                sync_folder(self.folder, self._disk)
+                del pending[0]
+        finally:  # only old files: the name of one that was cut off at the end may be used again
+            self._undeleted = [file for file in pending if file.path is not None and int(file.path.name) < self.start]
 
     def flush(self, start: int, end: int) -> None:
         self._sync_names()

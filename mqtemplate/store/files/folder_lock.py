@@ -10,6 +10,7 @@ from pathlib import Path
 from mqtemplate.errors import StoreError, StoreLockedError
 from mqtemplate.processes import call_after_fork
 from mqtemplate.store.files.disk import (
+    HAS_FOLDER_DESCRIPTORS,
     Disk,
     check_system,
     disk_error,
@@ -20,6 +21,7 @@ from mqtemplate.store.files.disk import (
     lock_folder,
     make_folder,
     open_to_read,
+    pread,
     process_with_lock,
     unlock_first_byte,
     unlock_folder,
@@ -56,6 +58,7 @@ class FolderLock:
         self._folder = folder
         self._disk = disk
         self._folder_fd = self._file_fd = -1
+        self._identity = (-1, -1)
         self.process_id = -1
 
     # --- lock ----------------------------------------------------------------------------------
@@ -70,7 +73,9 @@ class FolderLock:
         check_system()
         make_folder(self._folder, self._disk)
         with disk_errors("open", self._folder):
-            self._folder_fd = self._disk.open_folder(self._folder)
+            self._identity = _identity(self._folder.stat())
+            if HAS_FOLDER_DESCRIPTORS:
+                self._folder_fd = self._disk.open_folder(self._folder)
         try:
             self._lock_folder()
             self._lock_file()
@@ -80,14 +85,16 @@ class FolderLock:
             self._close()
             raise
         self.process_id = os.getpid()
-        _locks[_identity(os.fstat(self._folder_fd))] = self
+        _locks[self._identity] = self
         call_after_fork(self)
 
     def _lock_folder(self) -> None:
         # A second broker of this process must not even open `lock`: where the POSIX lock is taken, closing a descriptor
         # of the file ends the first one's lock.
-        if _is_locked_here(os.fstat(self._folder_fd)):
+        if _is_locked_here(self._identity):
             raise self._own_error()
+        if not HAS_FOLDER_DESCRIPTORS:
+            return
         try:
             lock_folder(self._folder_fd)
         except BlockingIOError as exc:
@@ -121,22 +128,23 @@ class FolderLock:
 
     def release(self) -> None:
         """End the lock. In a forked process this closes descriptors only: the lock is the parent's."""
-        if self._folder_fd < 0:
+        if self._file_fd < 0:
             return
         if self.process_id == os.getpid():
-            _locks.pop(_identity(os.fstat(self._folder_fd)), None)
+            _locks.pop(self._identity, None)
             with contextlib.suppress(OSError):  # a full disk, for example: the text has no meaning any more
                 self._write_owner(b"")
             # Closing would not suffice: a process that was forked without Python's hooks has the descriptors too.
             unlock_first_byte(self._file_fd)
-            unlock_folder(self._folder_fd)
+            if self._folder_fd >= 0:
+                unlock_folder(self._folder_fd)
             self.process_id = -1
         self._close()
 
     def after_fork(self) -> None:
         """Close the copies of the descriptors: with them this process would keep the lock after the parent's end."""
-        if self._folder_fd >= 0:
-            _locks.pop(_identity(os.fstat(self._folder_fd)), None)
+        if self._file_fd >= 0:
+            _locks.pop(self._identity, None)
             self._close()
 
     def _close(self) -> None:
@@ -155,7 +163,7 @@ class FolderLock:
         """
         path = self._folder / LOCK_FILE
         try:
-            if _is_locked_here(self._folder.stat()):
+            if _is_locked_here(_identity(self._folder.stat())):
                 return str(os.getpid())
         except OSError:  # the folder is missing
             return None
@@ -171,6 +179,8 @@ class FolderLock:
         return None
 
     def _is_folder_locked(self) -> bool:
+        if not HAS_FOLDER_DESCRIPTORS:
+            return False
         fd = self._disk.open_folder(self._folder)
         try:
             return is_folder_locked(fd)
@@ -213,15 +223,16 @@ def _identity(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _is_locked_here(folder: os.stat_result) -> bool:
+def _is_locked_here(folder: tuple[int, int]) -> bool:
     """Return True if this process has locked the folder. A child that was forked without Python's hooks has not."""
-    lock = _locks.get(_identity(folder))
+    lock = _locks.get(folder)
     return lock is not None and lock.process_id == os.getpid()
 
 
 def _owner_in(fd: int) -> str:
     """Return the process id in the lock file, with the host if it is another one; empty without an id."""
-    found = os.pread(fd, _MAX_CONTENT, 0).removeprefix(_CONTENT).strip().decode(errors="replace")
+    # Windows: only the owner can read the first byte, which is locked.
+    found = pread(fd, _MAX_CONTENT, len(_CONTENT)).strip().decode(errors="replace")
     process_id, _, host = found.partition("@")
     if not process_id.isdecimal() or len(process_id) > 10 or not host.isprintable():
         return ""

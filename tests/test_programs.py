@@ -1,0 +1,51 @@
+"""Programs that tests start: what they leave behind is ended, and a slow machine has more time."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from tests import waiting
+from tests.programs import run_python
+from tests.waiting import Patience, eventually
+
+PARENT = """
+import fcntl, subprocess, sys
+file = open("lock", "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], pass_fds=[file.fileno()])
+print("ended")
+"""
+
+
+def test_a_program_that_ends_takes_its_children_with_it(tmp_path: Path) -> None:
+    """The child has the lock of its parent, as long as it lives. It has its output too, which then has no end."""
+    assert run_python(tmp_path, "-c", PARENT).stdout == "ended\n"
+
+    with (tmp_path / "lock").open("w", encoding="utf-8") as file:
+
+        def is_free() -> bool:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        eventually(is_free, "the child has ended")
+
+
+@pytest.mark.parametrize(
+    ("slowness", "passed_s", "is_over"), [(1, 59, False), (1, 61, True), (4, 239, False), (4, 241, True)]
+)
+def test_patience_grows_with_the_slowness_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, slowness: float, passed_s: float, is_over: bool
+) -> None:
+    now_s = 1_000.0
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(waiting, "_slowness", lambda: slowness)
+    patience = Patience(60)
+    now_s += passed_s
+
+    assert patience.is_over is is_over
