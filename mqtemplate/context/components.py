@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import get_origin
 from weakref import WeakValueDictionary
 
@@ -138,7 +138,7 @@ def _marked_in(module: ModuleType) -> Iterator[object]:
     Other imports of the module do not count: the application gets them if it is given their own module.
     """
     for value in list(vars(module).values()):
-        if not (inspect.isclass(value) or inspect.isfunction(value)):
+        if not issubclass(type(value), (type, FunctionType)):  # isinstance would evaluate a proxy: Django's settings
             if _is_marked_object(value):  # a partial or an object does not know its module
                 yield value
             continue
