@@ -176,7 +176,7 @@ class _TakenTasks:
             self._open.discard(acknowledged)
 
     def close(self) -> None:
-        """Give back the tasks that are not acknowledged: their messages are not committed."""
+        """End the wait for the tasks that are not acknowledged: their messages are not committed."""
         for acknowledged in self._open:
             if not acknowledged.done():
                 acknowledged.set_exception(PauseListener("1h", "the worker of taskiq stops"))

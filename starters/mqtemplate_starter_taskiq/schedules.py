@@ -10,7 +10,10 @@ from taskiq import ScheduledTask, ScheduleSource
 from taskiq.kicker import AsyncKicker
 
 from mqtemplate.errors import MessageError
+from mqtemplate.event_log import get_logger
 from mqtemplate_starter_taskiq.broker import DELIVER_AT_LABEL, SCHEDULE_LABEL, MQTemplateBroker
+
+_log = get_logger("mqtemplate.taskiq")
 
 
 class MQTemplateScheduleSource(ScheduleSource):  # type: ignore[misc]  # mypy does not follow the imports of taskiq
@@ -56,4 +59,5 @@ class MQTemplateScheduleSource(ScheduleSource):  # type: ignore[misc]  # mypy do
 
     async def delete_schedule(self, schedule_id: str) -> None:
         """Cancel a schedule. One that has run, or is unknown, changes nothing."""
-        await self._broker.cancel(schedule_id)
+        change = await self._broker.cancel(schedule_id)
+        _log.debug("taskiq.schedule_deleted", schedule_id=schedule_id, status=change.status.value)

