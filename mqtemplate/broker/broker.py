@@ -91,7 +91,7 @@ class Broker(ABC):
         path: The store directory; None if it is in memory, or not on this machine.
         metrics: Metrics of the broker; None if another process has them.
         delay_levels_ms: Delays of the levels, level 1 first. A cluster does not report its own, so these are
-            RocketMQ's defaults.
+            the ones of the settings: by default RocketMQ's.
         retry_delays_ms: Delays of the first, second, … retry, if `Consumer.send_back` gets none. The last one repeats.
         sends: Sends messages.
         requests: Sends requests, and replies.

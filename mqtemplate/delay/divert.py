@@ -82,7 +82,7 @@ def divert(
         DelayError: The level or the time is not a number, or is not allowed.
     """
     if Property.DELAY in properties:
-        level = levels.clamp(_read_level(properties[Property.DELAY], levels))
+        level = levels.read(properties[Property.DELAY], topic)
         if level > 0 and topic in limits.shaped:
             # Without the level: a broker that releases the timer must not delay it again.
             kept = _kept(properties, _TIME_NAMES | {Property.DELAY})
@@ -148,13 +148,3 @@ def divert_to_timer(
 
 def _kept(properties: Mapping[str, str], left_out: frozenset[str]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if name not in left_out}
-
-
-def _read_level(text: str, levels: DelayLevels) -> int:
-    level = delay_number(Property.DELAY, text)
-    if level < 0:
-        raise DelayError(
-            f"the delay level must be 0..{levels.max_level} ({levels.describe()}), got {level}; 0 means no delay, "
-            "for other delays give a time"
-        )
-    return level

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, DelayError
 from mqtemplate.hashes import tags_code
+from mqtemplate.message import Property, delay_number
 from mqtemplate.record.properties import (
     DELAY,
     LEVEL_DELAY_MS,
@@ -22,7 +23,7 @@ from mqtemplate.record.properties import (
     find_property,
     property_format,
 )
-from mqtemplate.topics import SCHEDULE_TOPIC
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,15 +55,17 @@ class DelayLevels:
     Attributes:
         delays_ms: The delay of level 1, of level 2, …
         text: The table as the user wrote it.
+        is_clamping: True if a message with a higher level gets the highest one, as in RocketMQ; else it is refused.
     """
 
     delays_ms: tuple[int, ...]
     text: str
+    is_clamping: bool = False
 
     _UNKNOWN_LEVEL_MS = 1_000  # RocketMQ: ScheduleMessageService.computeDeliverTimestamp
 
     @classmethod
-    def parse(cls, text: str = DEFAULT_DELAY_LEVELS) -> DelayLevels:
+    def parse(cls, text: str = DEFAULT_DELAY_LEVELS, *, is_clamping: bool = False) -> DelayLevels:
         """Parse a table such as ``"1s 5s 10m 2h 1d"``; entries are separated by any number of blanks.
 
         Raises:
@@ -73,7 +76,8 @@ class DelayLevels:
             raise ConfigurationError(
                 "message-delay-level is empty; give delays such as '1s 5s 10m 2h 1d', level 1 first"
             )
-        return cls(tuple(_parse_token(token, level) for level, token in enumerate(tokens, start=1)), " ".join(tokens))
+        delays_ms = tuple(_parse_token(token, level) for level, token in enumerate(tokens, start=1))
+        return cls(delays_ms, " ".join(tokens), is_clamping)
 
     @property
     def max_level(self) -> int:
@@ -83,6 +87,28 @@ class DelayLevels:
     def clamp(self, level: int) -> int:
         """Limit *level* to the highest level. Source: ``HookUtils.transformDelayLevelMessage``."""
         return min(level, self.max_level)
+
+    def read(self, text: str, topic: str) -> int:
+        """Return the level of a message for *topic*, from its property ``DELAY``; 0 is no delay.
+
+        The level of a retry follows from the number of retries, so for a retry topic a higher one is always limited.
+
+        Raises:
+            DelayError: It is not a number, or the table does not have it.
+        """
+        level = delay_number(Property.DELAY, text)
+        if 0 <= level <= self.max_level:
+            return level
+        if level > 0 and (self.is_clamping or topic.startswith(RETRY_TOPIC_PREFIX)):
+            return self.max_level
+        longer = (
+            ", for a longer table set mqtemplate.broker.message-delay-level, and for RocketMQ's rule, which takes the "
+            "highest level instead, mqtemplate.broker.clamp-delay-level=true"
+        )
+        raise DelayError(
+            f"the delay level must be 0..{self.max_level} ({self.describe()}), got {level}; 0 means no delay, "
+            f"for other delays pass delay= or deliver_at={longer if level > 0 else ''}"
+        )
 
     def delay_ms(self, level: int) -> int:
         """Return the delay of *level*; a second for a level that the table does not have, as in RocketMQ."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -106,7 +107,7 @@ class DraftMaker:
         topic, delay_ms = message.topic, -1
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
-            topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms)
+            topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms, self._levels)
         draft = RecordDraft(topic, queue_id, body, encoded, code, message.flag, delay_ms=delay_ms)
         if origin is None:
             draft.born_timestamp, draft.born_host = now_ms, self._born_host
@@ -263,17 +264,19 @@ class DraftMaker:
         properties = committed_properties(half)
         stored = decode_properties(half.properties_bytes)
         topic, queue_id = stored[Property.REAL_TOPIC], int(stored[Property.REAL_QID])
-        topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms)
+        # The half message was accepted by another table, perhaps: it must not be stranded by its level.
+        levels = replace(self._levels, is_clamping=True)
+        topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms, levels)
         draft = copy_half(half, topic, queue_id, encoded, SysFlag.TRANSACTION_COMMIT)
         draft.delay_ms = delay_ms
         return draft
 
     def _apply_delay(
-        self, properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int
+        self, properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int, levels: DelayLevels
     ) -> tuple[str, int, bytes, int]:
         """Return topic, queue id, properties and level delay of the record; a delayed one is in a system topic."""
         properties = strip_broker_properties(properties)
-        diverted = divert(properties, topic, queue_id, now_ms, self._levels, self._limits)
+        diverted = divert(properties, topic, queue_id, now_ms, levels, self._limits)
         if diverted is None:
             return topic, queue_id, encode_properties(properties), -1
         return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms

@@ -106,7 +106,7 @@ class Engine:
         self.lifecycle = lifecycle = EngineLifecycle(name, place)
         self._threads: dict[str, ServiceThread] = {}
         self._remote: ConnectedClients | None = None
-        self.levels = DelayLevels.parse(settings.message_delay_level)
+        self.levels = DelayLevels.parse(settings.message_delay_level, is_clamping=settings.clamp_delay_level)
         self.store = store = MessageStore(
             self._store_files,
             settings,
@@ -167,7 +167,7 @@ class Engine:
         """
         if self.lifecycle.is_open:
             self.lifecycle.owner.check()
-        self.levels = levels = DelayLevels.parse(text)
+        self.levels = levels = DelayLevels.parse(text, is_clamping=self.settings.clamp_delay_level)
         self.drafts.change_levels(levels)
 
     # --- start and close -----------------------------------------------------------------------

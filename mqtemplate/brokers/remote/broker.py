@@ -32,9 +32,6 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topi
 
 _log = get_logger("mqtemplate.remote")
 
-_LEVELS_MS: Sequence[int] = DelayLevels.parse().delays_ms
-
-
 class RemoteBroker(Broker):
     """A client of a RocketMQ cluster.
 
@@ -48,6 +45,7 @@ class RemoteBroker(Broker):
     def __init__(self, settings: RemoteSettings, clock: Clock | None = None) -> None:
         self.settings = settings
         self.clock = clock or SystemClock()
+        self._levels = DelayLevels.parse(settings.message_delay_level)
         self.name = "cluster"
         self.capabilities = frozenset[Capability]()
         self._lifecycle = threading.Lock()
@@ -120,11 +118,11 @@ class RemoteBroker(Broker):
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:
-        return _LEVELS_MS
+        return self._levels.delays_ms
 
     @property
     def retry_delays_ms(self) -> Sequence[int]:
-        return _LEVELS_MS[FIRST_RETRY_LEVEL - 1 :]
+        return self._levels.delays_ms[FIRST_RETRY_LEVEL - 1 :] or self._levels.delays_ms[-1:]
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -190,7 +188,9 @@ class RemoteBroker(Broker):
             ConfigurationError: *text* is not a level table.
             UnsupportedError: A broker of the cluster is one of RocketMQ, which reads its table at start only.
         """
+        levels = DelayLevels.parse(text, is_clamping=self.settings.clamp_delay_level)
         change_delay_levels(self._client.context, text)
+        self._levels = self._client.producer.factory.levels = levels
 
 
 def _report(service: Service, error: Exception) -> None:

@@ -149,6 +149,8 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
         retry_times_when_send_async_failed=producer.retry_times_when_send_async_failed,
         auto_create_topic_enable=settings.mqtemplate.broker.auto_create_topic_enable,
         topics=settings.mqtemplate.broker.topics,
+        message_delay_level=settings.mqtemplate.broker.message_delay_level,
+        clamp_delay_level=settings.mqtemplate.broker.clamp_delay_level,
         retry_next_server=producer.retry_next_server,
         auto_batch=own.auto_batch,
         max_message_size=producer.max_message_size or defaults.max_message_size,

@@ -8,6 +8,7 @@ from typing import Annotated, TypedDict
 
 from annotated_types import Gt
 
+from mqtemplate.delay.settings import DEFAULT_DELAY_LEVELS
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path, home_folder
@@ -105,6 +106,12 @@ class RemoteSettings(ClientIntervals):
 
     topics: tuple[str, ...] = ()
     """Topics that the first message may create in any case, and without a log event."""
+
+    message_delay_level: str = DEFAULT_DELAY_LEVELS
+    """Table of delay levels of the cluster's brokers. A message with a level that it does not have is refused."""
+
+    clamp_delay_level: bool = False
+    """True: such a message is sent, and a broker of RocketMQ gives it the highest level that it has."""
 
     rebalance_interval_ms: int = 20_000
     """Milliseconds between two rebalances of a consumer group."""

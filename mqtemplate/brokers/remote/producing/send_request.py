@@ -15,6 +15,7 @@ from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.failures import refusal_text, send_error
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
+from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
     BrokerError,
@@ -179,6 +180,7 @@ class SendRequestFactory:
         self._namespace = namespace
         self._clock = clock
         self._group = namespace.wrap(settings.producer_group)
+        self.levels = DelayLevels.parse(settings.message_delay_level, is_clamping=settings.clamp_delay_level)
         self._joined_limit = min(settings.compress_threshold, _LONGEST_JOINED)
         # The last properties without an id, and their encoded form: one tuple, since any thread may replace it.
         self._last: tuple[dict[str, str], PropertiesTemplate] = {"": ""}, PropertiesTemplate.appending(b"")
@@ -353,7 +355,7 @@ class SendRequestFactory:
         """Return the properties on the wire, and the message id."""
         properties = dict(message.properties)
         if not _CHECKED_PROPERTIES.isdisjoint(properties):
-            properties = _checked_properties(properties)
+            properties = _checked_properties(properties, message.topic, self.levels)
         msg_id = properties.get(Property.UNIQ_KEY)
         if not msg_id:
             msg_id = properties[Property.UNIQ_KEY] = create_unique_id()
@@ -373,13 +375,11 @@ def _encode(properties: Mapping[str, str]) -> str:
     return text
 
 
-def _checked_properties(properties: dict[str, str]) -> dict[str, str]:
+def _checked_properties(properties: dict[str, str], topic: str, levels: DelayLevels) -> dict[str, str]:
     """Return the properties without those that only brokers write, with a checked delay."""
     kept = {name: value for name, value in properties.items() if name not in BROKER_PROPERTIES}
-    if (level := kept.get(Property.DELAY)) is not None and delay_number(Property.DELAY, level) < 0:
-        raise DelayError(
-            f"the delay level must be 0 or more, got {level}; 0 means no delay, for other delays give a time"
-        )
+    if (level := kept.get(Property.DELAY)) is not None:
+        levels.read(level, topic)  # RocketMQ's broker limits it, so it is sent as it is
     for name in _TIMER_PROPERTIES & kept.keys():
         delay_number(name, kept[name])
     start = kept.pop(Property.START_DELIVER_TIME, None)
