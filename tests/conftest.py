@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,6 +30,16 @@ def pytest_configure() -> None:
         del os.environ[name]
     # Every event of the library reaches pytest, which shows them for a test that fails.
     logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Delete hours are local time. In these tests that is UTC, where the virtual clock starts at midnight."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
 
 
 @pytest.hookimpl(optionalhook=True)  # the quick tests run without pytest-xdist too
