@@ -159,7 +159,7 @@ def _own_folder(base: Path) -> Path | None:
 
 
 def group_folder(settings: AppSettings) -> Path | None:
-    """Return the folder of the processes with the same configuration and address; None if there can be none.
+    """Return the folder of the processes with one configuration folder and address; None if there can be none.
 
     Another application that has the same port by mistake has another folder, and gets the error of a port in use.
     """
@@ -167,10 +167,7 @@ def group_folder(settings: AppSettings) -> Path | None:
     if base is None:
         return None
     management = settings.mqtemplate.management
-    identity = [
-        str(settings.origins.folder), management.name, management.address, management.port,
-        str(settings.rocketmq.name_server),
-    ]  # fmt: skip
+    identity = [str(settings.origins.folder), management.name, management.address, management.port]
     digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     return base / f"management-{management.port}-{digest[:16]}"
 
@@ -185,6 +182,7 @@ class ProcessGroup:
         folder: Folder of the group.
         wanted: Name of this process; None for the lowest free number.
         expected: Returns the processes that should run: name -> process id, None for one that has none now.
+        is_several: The application has several processes, also while the others have not started yet.
     """
 
     def __init__(
@@ -194,13 +192,15 @@ class ProcessGroup:
         wanted: str | None,
         health_timeout_s: float,
         expected: Expected = dict,
+        *,
+        is_several: bool = False,
     ) -> None:
         self.folder = folder
         self._actuator = actuator
         self._health_timeout_s = health_timeout_s
         self._expected = expected
         self.name, self._lock = take_name(folder, wanted)
-        self._is_several = wanted is not None or self.name != "1"
+        self._is_several = is_several or self.name != (wanted or "1")
         self._key = secrets.token_urlsafe(32)
         self._access = ActuatorAccess(token=self._key)
         self.endpoints: Sequence[str] = (*actuator.endpoints, SAMPLES)
@@ -339,9 +339,13 @@ def joined_group(
     folder: Path,
     name: str | None,
     expected: Expected = dict,
+    *,
+    is_several: bool = False,
 ) -> ProcessGroup | None:
+    """Return the group of a folder, which this process has joined; None if the folder cannot be used."""
     try:
-        return ProcessGroup(actuator, folder, name, management.health.timeout_ms / 1_000, expected)
+        timeout_s = management.health.timeout_ms / 1_000
+        return ProcessGroup(actuator, folder, name, timeout_s, expected, is_several=is_several)
     except OSError as exc:
         _log.warning("management.not_shared", folder=str(folder), reason=str(exc))
         return None

@@ -232,7 +232,7 @@ def _changed(listener: str, answers: Sequence[WorkerAnswer], *, is_of_one_queue:
         if each.worker in done or each in failed
     ]
     did = f"{listener} was changed in {_named(done)}, and not in" if done else f"{listener} was not changed in"
-    reasons = "; ".join(f"{each.worker}: {each.error}" for each in failed)
+    reasons = "; ".join((f"{each.worker}: " if len(failed) > 1 else "") + each.error for each in failed)
     text = f"{did} {_named(each.worker for each in failed)}: {reasons}; send the change again"
     return error_response(_CONFLICT, text, workers=outcomes)
 

@@ -304,15 +304,19 @@ class ManagementAddress:
 
 
 def management_address(
-    settings: AppSettings, actuator: Actuator, mounted: Mapping[str, HttpHandler]
+    settings: AppSettings, actuator: Actuator, mounted: Mapping[str, HttpHandler], name: str | None = None
 ) -> ManagementAddress:
-    """Return the management address of an application in this process, which is not served yet."""
+    """Return the management address of an application, or of a broker, in this process. It is not served yet.
+
+    Args:
+        name: Name of the process beside others; None for the lowest free number.
+    """
     management, given = settings.mqtemplate.management, PROCESS.given
     if given.group is not None:
-        group = joined_group(actuator, management, Path(given.group), given.worker)
+        group = joined_group(actuator, management, Path(given.group), given.worker, is_several=True)
         return ManagementAddress(actuator, management, mounted, group, serves=False)
     folder = group_folder(settings) if management.port else None
-    group = None if folder is None else joined_group(actuator, management, folder, None)
+    group = None if folder is None else joined_group(actuator, management, folder, name)
     if group is None and management.port:
         _log.warning("management.not_shared", advice="set TMPDIR to a folder that this user can write")
     return ManagementAddress(actuator, management, mounted, group)

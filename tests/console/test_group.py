@@ -148,6 +148,20 @@ def test_nothing_is_left_in_the_folder(opened: Open, runtime: Path) -> None:
 # --- processes ----------------------------------------------------------------------------------
 
 
+def test_a_broker_with_a_name_is_alone_until_an_application_starts(tmp_path: Path) -> None:
+    """`mqtemplate broker` and an application may read the same ``application.yml``."""
+    broker = group(tmp_path, "broker")
+    broker.start()
+    was_alone = broker.is_alone
+    app = group(tmp_path)
+    app.start()
+
+    assert (was_alone, broker.is_alone, broker.names()) == (True, False, ["1", "broker"])
+    app.stop()
+    assert not broker.is_alone, "its series keep their labels"
+    broker.stop()
+
+
 def group(folder: Path, name: str | None = None, **more: Any) -> ProcessGroup:
     return ProcessGroup(Actuator(ActuatorSources(health=HealthChecks({}, is_virtual=True))), folder, name, 3.0, **more)
 

@@ -249,7 +249,7 @@ def test_a_change_that_one_worker_did_not_make_says_which(fleet: Fleet) -> None:
 
     assert status == 409
     assert document["error"] == (
-        "bill was changed in worker 1, and not in worker 2: 2: process 4302 does not answer; send the change again"
+        "bill was changed in worker 1, and not in worker 2: process 4302 does not answer; send the change again"
     )
     assert document["workers"] == [
         {"worker": "1", "changed": True},

@@ -153,13 +153,13 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
     if not management.enabled:
         yield
         return
-    from mqtemplate.console.server import ManagementServer
+    from mqtemplate.console.server import management_address
 
     with observed(cluster.engine, settings) as (actuator, mounted), ExitStack() as closing:
         if management.port is not None:
-            server = ManagementServer(actuator, management.port, management.address, mounted=mounted)
-            server.start()
-            closing.callback(server.stop)
+            address = management_address(settings, actuator, mounted, "broker")
+            closing.callback(address.stop)
+            address.start()
         yield
 
 

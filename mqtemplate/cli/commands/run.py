@@ -180,7 +180,7 @@ def _management(
             actuator, mounted = managed_actuator(sources, management), {}
         else:
             actuator, mounted = closing.enter_context(observed(broker, settings))
-        group = joined_group(actuator, management, _group_folder(settings), "parent", workers)
+        group = joined_group(actuator, management, _group_folder(settings), "parent", workers, is_several=True)
         if group is None:
             raise _no_folder()
         address = ManagementAddress(actuator, management, mounted, group)
