@@ -249,7 +249,8 @@ def merged_health(answers: Sequence[WorkerAnswer], *, with_workers: bool = True)
         with_workers: The component ``workers`` shows the processes; it is ``DOWN`` if one does not answer.
     """
     components: dict[str, dict[str, Any]] = {}
-    statuses, groups = [], {}
+    statuses: list[str] = []
+    groups: dict[str, Any] = {}
     for each in answers:
         if "components" not in each.document:
             continue

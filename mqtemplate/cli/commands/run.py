@@ -23,6 +23,7 @@ from mqtemplate.errors import ConfigurationError
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker
     from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.http.exchange import HttpHandler
 
 _FILES = {
     # file of the project -> its template beside this package
@@ -175,9 +176,9 @@ def _management(
     with ExitStack() as closing:
         if broker is None and management.dashboard.enabled and (cluster := cluster_of(settings)) is not None:
             broker = closing.enter_context(cluster)
+        mounted: Mapping[str, HttpHandler] = {}
         if broker is None:
-            sources = ActuatorSources(health=HealthChecks({}), name=management.name)
-            actuator, mounted = managed_actuator(sources, management), {}
+            actuator = managed_actuator(ActuatorSources(health=HealthChecks({}), name=management.name), management)
         else:
             actuator, mounted = closing.enter_context(observed(broker, settings))
         group = joined_group(actuator, management, _group_folder(settings), "parent", workers, is_several=True)
