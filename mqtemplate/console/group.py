@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import hmac
 import http.client
 import json
 import os
@@ -202,6 +203,7 @@ class ProcessGroup:
         self.name, self._lock = take_name(folder, wanted)
         self._is_several = is_several or self.name != (wanted or "1")
         self._key = secrets.token_urlsafe(32)
+        self._authorization = f"Bearer {self._key}"
         self._access = ActuatorAccess(token=self._key)
         self.endpoints: Sequence[str] = (*actuator.endpoints, SAMPLES)
         self.read, self.change = actuator.read, actuator.change
@@ -252,8 +254,10 @@ class ProcessGroup:
             self.folder.rmdir()
 
     def _handle(self, request: HttpRequest) -> HttpResponse:
-        remote = request.headers.get(_REMOTE, request.remote)
-        return self._access.answer(self, dataclasses.replace(request, remote=remote))
+        given = request.headers.get("authorization", "").encode()
+        if hmac.compare_digest(given, self._authorization.encode()):  # from one of us, who says who has asked it
+            request = dataclasses.replace(request, remote=request.headers.get(_REMOTE, request.remote))
+        return self._access.answer(self, request)
 
     # --- all processes -------------------------------------------------------------------------
 
@@ -303,7 +307,7 @@ class ProcessGroup:
 
     def _ask(self, name: str, found: Mapping[str, Any] | None, call: ActuatorCall) -> WorkerAnswer:
         if name == self.name:
-            headers = {"authorization": f"Bearer {self._key}"}
+            headers = {"authorization": self._authorization}
             own = HttpRequest(
                 method=call.method, path=f"/{call.path}", headers=headers, body=call.body, remote=call.remote
             )

@@ -84,11 +84,11 @@ def test_workers_without_a_folder_to_find_each_other_are_an_error(
     monkeypatch.setattr("mqtemplate.console.group.private_folder", lambda: None)
     settings = load_settings(tmp_path, environment={}, arguments=OBSERVED)
 
-    with pytest.raises(
-        ConfigurationError, match="neither XDG_RUNTIME_DIR nor the temporary folder can be used; set TM"
+    with (
+        pytest.raises(ConfigurationError, match="neither XDG_RUNTIME_DIR nor the temporary folder can be used; set TM"),
+        _management(settings, None, lambda: {"1": None, "2": None}),
     ):
-        with _management(settings, None, lambda: {"1": None, "2": None}):
-            pass
+        pass
 
 
 def test_a_single_worker_serves_its_management_itself(tmp_path: Path) -> None:

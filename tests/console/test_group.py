@@ -192,13 +192,21 @@ def test_an_expected_process_that_does_not_run_has_an_answer(tmp_path: Path) -> 
     parent.stop()
 
 
-def test_other_users_cannot_read_the_key_and_without_it_nothing_is_answered(tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_key_and_without_it_nothing_is_answered(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     one = group(tmp_path)
     one.start()
     file = tmp_path / "1.json"
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"http://127.0.0.1:{json.loads(file.read_bytes())['port']}/health", timeout=30)
+    url = f"http://127.0.0.1:{json.loads(file.read_bytes())['port']}/health"
+    given = {"Authorization": "Bearer wrong-0123456789abcdef", "X-Mqtemplate-Remote": "10.0.0.7"}
+    for headers in ({}, given):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30)
 
+    refused = [record.getMessage() for record in caplog.records if "token_refused" in record.getMessage()]
+    assert "10.0.0.7" not in str(refused), "only another process of the application says who has asked it"
+    assert len(refused) == 1
     assert file.stat().st_mode & 0o777 == 0o600
     one.stop()
 
