@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from mqtemplate.context.settings.source import PROCESS, CommandLine
 from tests.cli.running import CommandLine as Cli
 from tests.cli.running import Result
+from tests.programs import run_python
 
 APP = """
 from mqtemplate import MQApplication, message_listener, service
@@ -205,6 +205,6 @@ def test_check_imports_neither_spark_nor_a_web_framework_nor_the_client_of_a_clu
         "print([name for name in names if name in sys.modules])"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = run_python(shop, "-c", program)
 
     assert done.stdout.splitlines()[-1] == "[]"
