@@ -147,16 +147,24 @@ def section_of(page: str) -> str:
     return next(section for entry in navigation for section, pages in entry.items() if source in pages_of(pages))
 
 
-@pytest.mark.parametrize("query", ["cancel", "delay", "retry", "dead letter", "outbox", "schedule"])
-def test_the_search_shows_guides_before_the_reference_and_the_pages_of_maintainers(
-    site: Site, browser: Any, query: str
-) -> None:
+def found_by(site: Site, browser: Any, query: str) -> list[str]:
+    """Return the pages that the search shows, the first one first."""
     window = browser.new_page(viewport=DESKTOP)
     window.goto(Path(site.folder, "index.html").as_uri())
     window.locator("input[name='query']").fill(query)
     window.wait_for_selector(".md-search-result__item")
+    links = [each.get_attribute("href") for each in window.locator(".md-search-result__item > a").all()]
+    return [re.split("[#?]", link.removeprefix(f"{site.folder.as_uri()}/"))[0] for link in links]
 
-    found = [each.get_attribute("href") for each in window.locator(".md-search-result__item > a").all()]
 
-    pages = [re.split("[#?]", href.removeprefix(f"{site.folder.as_uri()}/"))[0] for href in found]
+@pytest.mark.parametrize("query", ["cancel", "delay", "retry", "dead letter", "outbox", "schedule", "transaction"])
+def test_the_search_shows_a_guide_before_the_reference_and_the_pages_of_maintainers(
+    site: Site, browser: Any, query: str
+) -> None:
+    pages = found_by(site, browser, query)
+
     assert section_of(pages[0]) in ("Start", "Guides", "Operations"), pages
+
+
+def test_the_search_shows_a_name_of_the_api_in_the_reference_first(site: Site, browser: Any) -> None:
+    assert found_by(site, browser, "send_one_way")[0] == "reference/sending.html"
