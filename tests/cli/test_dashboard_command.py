@@ -201,7 +201,7 @@ os.setgid(65534)
 os.setuid(65534)  # after the imports: the folder of the library may be closed to this user
 found = {}
 for address, path, cookie in json.loads(sys.argv[1]):
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE_S)
+    connection = http.client.HTTPConnection(address, timeout=60)
     connection.request("GET", path, headers={"Cookie": cookie})
     answer = connection.getresponse()
     found[path] = (answer.status, answer.read().decode())
