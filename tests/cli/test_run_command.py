@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from mqtemplate.context.settings.source import PROCESS, CommandLine, load_settin
 from mqtemplate.errors import ConfigurationError
 from tests.cli.running import CommandLine as Cli
 from tests.cli.running import Result
+from tests.programs import run_python
 
 OBSERVED = {"mqtemplate.management.enabled": True, "mqtemplate.management.port": 9090}
 
@@ -229,6 +229,6 @@ def test_check_imports_neither_spark_nor_a_web_framework_nor_the_client_of_a_clu
         "print([name for name in names if name in sys.modules])"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = run_python(shop, "-c", program)
 
     assert done.stdout.splitlines()[-1] == "[]"
