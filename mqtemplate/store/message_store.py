@@ -191,9 +191,10 @@ class MessageStore:
         """Return the services that the owner has to step, beside the `flush_service`."""
         return [self._checkpoint_service, self.index]
 
-    def report(self, service: Service, error: Exception) -> None:
-        """Log an error of a service; its thread continues."""
-        _log.error("service.failed", service=service.name, exc_info=error)
+    def report(self, service: Service, error: Exception, repeated: int) -> None:
+        """Log an error of a service; its thread continues. An error of the files has no stack: the text says it all."""
+        cause = {"reason": str(error)} if isinstance(error, StoreError | OSError) else {"exc_info": error}
+        _log.error("service.failed", service=service.name, repeated=repeated, **cause)
 
     def close(self) -> None:
         """Flush everything, write all progress, and unlock the store."""
