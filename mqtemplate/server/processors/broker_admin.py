@@ -7,7 +7,6 @@ Source: RocketMQ ``broker: AdminBrokerProcessor``. ``mqadmin`` reads the values 
 from __future__ import annotations
 
 import json
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ _SECOND = 1_000
 _MINUTE = 60 * _SECOND
 _HOUR = 60 * _MINUTE
 
+_GROUP = "group"
 _Key = tuple[str, ...]
 _Counts = dict[_Key, int]
 
@@ -83,7 +83,9 @@ class _CountSamples:
         since_ms, before = kept[0] if kept else (now_ms, {})
         if now_ms <= since_ms:
             return 0, 0.0
-        growth = max(count - before.get(key, 0), 0)
+        # The first offset of a group is where it starts, often at the end of a long queue.
+        start = count if key[0] == _GROUP else 0
+        growth = max(count - before.get(key, start), 0)
         return growth, growth * _SECOND / (now_ms - since_ms)
 
 
@@ -142,7 +144,7 @@ class Traffic:
             key = ("topic", topic)
             counts[keys.get(key, key)] = end
         for (group, topic), offsets in self._offsets.all().items():
-            group_key = ("group", group, topic)
+            group_key = (_GROUP, group, topic)
             counts[keys.get(group_key, group_key)] = sum(offsets.values())
         self._keys = {each: each for each in counts}
         return counts
@@ -173,7 +175,7 @@ class Traffic:
     def group_rate(self, group: str, topic: str) -> float:
         """Return the messages of *topic* that *group* consumed per second in the last minute."""
         count = sum(self._offsets.offsets(group, topic).values())
-        return self._minute.growth(("group", group, topic), self._clock.steady_ms(), count, _MINUTE)[1]
+        return self._minute.growth((_GROUP, group, topic), self._clock.steady_ms(), count, _MINUTE)[1]
 
     def topic_stats(self, topic: str) -> BrokerStatsData:
         """Return the messages stored in *topic* in the last minute, hour and day."""
@@ -182,7 +184,7 @@ class Traffic:
     def group_stats(self, group: str, topic: str) -> BrokerStatsData | None:
         """Return the messages of *topic* that *group* consumed. None if it never committed an offset."""
         offsets = self._offsets.offsets(group, topic)
-        return self._stats(("group", group, topic), sum(offsets.values())) if offsets else None
+        return self._stats((_GROUP, group, topic), sum(offsets.values())) if offsets else None
 
     def _stats(self, key: _Key, count: int) -> BrokerStatsData:
         now_ms = self._clock.steady_ms()
@@ -344,11 +346,12 @@ class BrokerAdminProcessor:
         }
 
     def _disk_info(self) -> dict[str, str]:
-        ratio = f"{self.engine.store.store_files.disk_used_ratio():.4f}"
+        usage = self.engine.store.store_files.disk_usage()
+        ratio = f"{0.0 if usage is None else usage.used_ratio:.4f}"
         info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
-        if (path := self.engine.path) is not None:
-            usage = shutil.disk_usage(path)
-            info["commitLogDirCapacity"] = f"Total : {_bytes_text(usage.total)}, Free : {_bytes_text(usage.free)}."
+        if usage is not None:
+            total = _bytes_text(usage.used + usage.free)
+            info["commitLogDirCapacity"] = f"Total : {total}, Free : {_bytes_text(usage.free)}."
         return info
 
     def _earliest_ms(self) -> int:
