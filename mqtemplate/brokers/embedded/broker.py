@@ -177,6 +177,9 @@ class EmbeddedAdmin(BrokerAdmin):
         configs = {name: table.config(name) or {} for name in sorted(table.names())}
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
 
+    def delay_levels_ms(self) -> Sequence[int]:
+        return self._engine.levels.delays_ms
+
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         reader = self._engine.queues
         return [

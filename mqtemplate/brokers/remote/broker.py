@@ -32,6 +32,7 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topi
 
 _log = get_logger("mqtemplate.remote")
 
+
 class RemoteBroker(Broker):
     """A client of a RocketMQ cluster.
 
@@ -151,7 +152,7 @@ class RemoteBroker(Broker):
         return found
 
     def admin(self) -> BrokerAdmin:
-        return RemoteAdmin(self._client.context, self._client.members)
+        return RemoteAdmin(self._client.context, self._client.members, self._client.delay_configs)
 
     # --- parts ---------------------------------------------------------------------------------
 
