@@ -100,7 +100,7 @@ class MessageStore:
         self.flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
         self.index = IndexService(store_files, settings, clock)
         self.disk = DiskWatch(self)
-        self.messages_before = self._queue_table.counts_before
+        self.messages_before: Callable[[int], dict[str, int]] = self._queue_table.counts_before
         self.cleaning = CleaningService(self)
         self.metrics.gauge("store.flush_failed", lambda: int(self.group_commit.error is not None))
 
