@@ -211,8 +211,8 @@ class ServiceThread:
     class of exception: a step may call code of the application. In a process that is forked by a step the thread ends.
 
     A cause such as a full disk lets each step fail until an operator acts. So *on_error* gets the first error of each
-    class from a service, and then one a minute with the number of the others. The first step that succeeds again is
-    logged, too.
+    class from a service, and then one a minute with the number of the others. When no step has failed for a minute,
+    that is logged, too.
 
     Args:
         clock_steps: Wakes the thread when the wall clock is set.
@@ -286,17 +286,22 @@ class _FailedSteps:
 
     Attributes:
         reported_ms: Steady time of the last report.
-        repeated: Number of failed steps since then.
-        logged: Value of *repeated* when a step that succeeded was logged; -1 if none was.
+        failed_ms: Steady time of the last failed step.
+        count: Number of failed steps.
+        repeated: Number of those since the last report.
     """
 
     reported_ms: int
+    failed_ms: int
+    count: int = 1
     repeated: int = 0
-    logged: int = -1
 
 
 class _RepeatedFailures:
-    """The failures of the services of one thread: each class of error is reported once in an interval."""
+    """The failures of the services of one thread: each class of error is reported once in an interval.
+
+    A service works again when no step has failed for the interval. A single step that succeeds may have had no work.
+    """
 
     def __init__(self, clock: Clock, report: ReportError) -> None:
         self._clock = clock
@@ -307,25 +312,23 @@ class _RepeatedFailures:
         now_ms = self._clock.steady_ms()
         key = id(service), type_name(error)
         found = self._found.get(key)
-        if found is not None and now_ms < found.reported_ms + _REPORT_MS:
-            found.repeated += 1
+        if found is None:
+            self._found[key] = _FailedSteps(now_ms, now_ms)
+            self._report(service, error, 0)
             return
-        self._found[key] = _FailedSteps(now_ms)
-        self._report(service, error, 0 if found is None else found.repeated)
+        found.failed_ms, found.count, found.repeated = now_ms, found.count + 1, found.repeated + 1
+        if now_ms >= found.reported_ms + _REPORT_MS:
+            repeated, found.reported_ms, found.repeated = found.repeated, now_ms, 0
+            self._report(service, error, repeated)
 
     def succeeded(self, service: Service) -> None:
         if not self._found:
             return
         now_ms = self._clock.steady_ms()
         for key, found in list(self._found.items()):
-            if key[0] != id(service):
-                continue
-            is_old = now_ms >= found.reported_ms + _REPORT_MS
-            if is_old:
+            if key[0] == id(service) and now_ms >= found.failed_ms + _REPORT_MS:
                 del self._found[key]
-            if found.logged < (found.repeated if is_old else 0):  # once for each report, and at the end
-                found.logged = found.repeated
-                _log.info("service.works_again", service=service.name, error=key[1], repeated=found.repeated)
+                _log.info("service.works_again", service=service.name, error=key[1], failed_steps=found.count)
 
 
 class ServiceRunner:

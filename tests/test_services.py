@@ -97,7 +97,7 @@ def test_a_step_that_fails_each_second_is_reported_once_a_minute() -> None:
     reports = stepped(service, VirtualClock(), list(range(120)))
 
     assert service.steps == 120
-    assert reports == [("StoreFullError", 0), ("StoreFullError", 59)]
+    assert reports == [("StoreFullError", 0), ("StoreFullError", 60)]
 
 
 def test_each_class_of_error_is_reported() -> None:
@@ -106,16 +106,23 @@ def test_each_class_of_error_is_reported() -> None:
     assert stepped(service, VirtualClock(), [0, 1, 2, 3]) == [("StoreFullError", 0), ("OSError", 0)]
 
 
-def test_a_step_that_works_again_is_logged_once_and_may_fail_again_soon() -> None:
-    """A disk that is full each other second is one report a minute, too."""
+def test_a_service_works_again_when_it_has_not_failed_for_a_minute() -> None:
+    """A step that succeeds may have had no work. So a disk that is full each other second is one report a minute."""
     service = Failing(*(StoreFullError("no room") if number % 2 == 0 else None for number in range(40)))
 
     with capture_logs() as logs:
-        reports = stepped(service, VirtualClock(), [*range(40), 41, 102, 103])
+        reports = stepped(service, VirtualClock(), [*range(40), 41, 97, 98, 99])
 
     assert reports == [("StoreFullError", 0)]
-    first = {"event": "service.works_again", "service": "failing", "error": "StoreFullError", "log_level": "info"}
-    assert logs == [first | {"repeated": 0}, first | {"repeated": 19}]
+    assert logs == [
+        {
+            "event": "service.works_again",
+            "service": "failing",
+            "error": "StoreFullError",
+            "failed_steps": 20,
+            "log_level": "info",
+        }
+    ]
 
 
 # --- steps of the clock -------------------------------------------------------------------------------
