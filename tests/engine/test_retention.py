@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError
+from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError, StoreFullError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.cleaning import CleaningService
@@ -278,7 +278,8 @@ def test_messages_that_are_due_on_a_full_disk_are_delivered_when_there_is_space(
     harness.advance("11s")  # until the next check of the disk and the next attempt
 
     assert while_full == 0
-    assert {line["service"] for line in logs if line["event"] == "release.stalled"} == {"delay.schedule", "delay.timer"}
+    stalled = [line["service"] for line in logs if line["event"] == "release.stalled"]
+    assert sorted(stalled) == ["delay.schedule", "delay.timer"], "each service fails each second, and says so once"
     assert numbers(list(broker.reader.pull(ORDERS, 0).messages)) == [1, 2]
 
 
@@ -301,6 +302,20 @@ def test_messages_that_are_due_on_a_full_disk_do_not_keep_their_file(tmp_path: P
         assert waited == 0
         assert broker.store.start_offset == FILE
         assert sorted(numbers(list(broker.reader.pull(LATER, 0).messages))) == [1, 2]
+
+
+def test_a_service_that_fails_for_the_disk_is_reported_without_a_stack(broker: EmbeddedBroker) -> None:
+    """The text has the cause and what to do. An error that nobody expects has its stack."""
+    [service, *_] = broker.services()
+
+    with capture_logs() as logs:
+        broker.store.report(service, StoreFullError("no room on the disk"), 3)
+        broker.store.report(service, ValueError("a mistake"), 0)
+
+    known, unknown = logs
+    assert (known["event"], known["reason"], known["repeated"]) == ("service.failed", "no room on the disk", 3)
+    assert "exc_info" not in known
+    assert isinstance(unknown["exc_info"], ValueError)
 
 
 # --- the broker -------------------------------------------------------------------------------------
