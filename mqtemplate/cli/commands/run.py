@@ -15,6 +15,7 @@ import typer
 from mqtemplate.cli.invocation import TOP, CommandCall, command, command_group, refuse_dangling_link
 from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.converters.readable import size_text
+from mqtemplate.durations import duration_ms, is_bare_number
 from mqtemplate.errors import ConfigurationError
 
 _FILES = {
@@ -109,8 +110,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="file with environment variables; variables of the shell win")
     ] = None,
     stop_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="kill a process that stops for longer than this")
-    ] = 60.0,
+        str, typer.Option(metavar="DURATION", help="kill a process that stops for longer than this")
+    ] = "60s",
     check: Annotated[bool, typer.Option("--check", help="build everything, start nothing, and report errors")] = False,
 ) -> None:
     """Run an application, in this process or in several.
@@ -131,6 +132,7 @@ def run(
         listeners=tuple(name.strip() for name in (listeners or "").split(",") if name.strip()),
         name_server=call.name_server,
     )
+    stop_timeout_ms = _stop_timeout_ms(stop_timeout)
     watched = [folder.absolute() for folder in reload_dir or [Path()]] if reload else []
     with reported_failures():
         if check:
@@ -141,10 +143,23 @@ def run(
             lambda text: print_line(text, sys.stderr),
             workers=workers,
             watched=watched,
-            stop_timeout_s=stop_timeout,
+            stop_timeout_s=stop_timeout_ms / 1_000,
         )
     if code:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _stop_timeout_ms(text: str) -> int:
+    try:
+        milliseconds = duration_ms(text, 1_000)
+    except ValueError as exc:
+        raise typer.BadParameter(f"it must be {exc}", param_hint="--stop-timeout") from None
+    if is_bare_number(text):
+        print_line(
+            f"--stop-timeout {text} has no unit and is read as {text} seconds; write --stop-timeout {text}s",
+            sys.stderr,
+        )
+    return milliseconds
 
 
 _SPARK = command_group("spark", "Prepare a Spark cluster.")
