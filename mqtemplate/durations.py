@@ -204,7 +204,7 @@ def _refusal(value: object) -> str:
 # --- warnings of durations without a unit ------------------------------------------------------------
 
 
-class _Line(NamedTuple):
+class _CallingLine(NamedTuple):
     """Line of code: where a warning points to."""
 
     file: str
@@ -212,11 +212,11 @@ class _Line(NamedTuple):
     names: dict[str, Any]
 
     @classmethod
-    def of_frame(cls, frame: FrameType) -> _Line:
+    def of_frame(cls, frame: FrameType) -> _CallingLine:
         return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
-_caller: ContextVar[_Line] = ContextVar("mqtemplate_caller")
+_caller: ContextVar[_CallingLine] = ContextVar("mqtemplate_caller")
 _OF_THREADS = frozenset({"threading", "concurrent.futures.thread"})
 
 
@@ -225,13 +225,13 @@ def keep_caller(context: Context) -> None:
     context.run(_caller.set, _line_of_application())
 
 
-def _line_of_application() -> _Line:
+def _line_of_application() -> _CallingLine:
     """Return the innermost line outside of the library."""
     # `warnings.warn` has skip_file_prefixes from Python 3.12 on.
     frame = sys._getframe(1)
     while _is_own(frame) and frame.f_back is not None:
         frame = frame.f_back
-    line = _Line.of_frame(frame)
+    line = _CallingLine.of_frame(frame)
     return _caller.get(line) if frame.f_globals.get("__name__") in _OF_THREADS else line
 
 

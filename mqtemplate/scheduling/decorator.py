@@ -87,15 +87,14 @@ def scheduled(
         ScheduleError: None or several of *cron*, *every* and *at* are given, or the name is not allowed.
     """
     _check_arguments(_bare, {"cron": cron, "every": every, "at": at}, name, attributes)
-    every, grace = with_unit("every", every), with_unit("grace", grace)
     spec = ScheduleSpec(
         cron=cron,
-        every=every,
+        every=with_unit("every", every),
         at=at,
         zone=zone,
         name=name,
         catch_up=catch_up,
-        grace=grace,
+        grace=with_unit("grace", grace),
         holidays=holidays,
         attributes=attributes,
     )

@@ -112,7 +112,7 @@ def test_a_trigger_is_a_span_or_available_now(trigger: Any) -> None:
 
 def test_each_span_takes_a_text_with_a_unit_or_a_timedelta() -> None:
     settings = resolved(
-        trigger="1m 30s", retry_delay="500ms", restart_delay=timedelta(minutes=1), redelivery_delay="${delay:2h}"
+        trigger="1m 30s", retry_delay="500ms", restart_delay=timedelta(minutes=1), redelivery_delay="2h"
     )
 
     assert settings.trigger == timedelta(seconds=90)
