@@ -171,7 +171,7 @@ def test_a_failed_fetch_is_reported_and_retried(app: App, monkeypatch: pytest.Mo
     monkeypatch.setattr(container.member.consumer, "poll", failing_poll)
     app.send("orders", "x")
     with capture_logs() as logs:
-        app.advance(5_000)
+        app.advance("5s")
 
     assert received == ["x"]
     assert tries[:3] == [0, 1_000, 2_000]

@@ -147,7 +147,7 @@ def test_a_lag_beyond_the_threshold_is_down(observe: Observe) -> None:
 def test_a_late_delivery_is_down_for_a_minute_or_two(observe: Observe) -> None:
     observed = observe(bill, management__health__max_lateness_ms="20s")
     [container] = observed.app.containers
-    observed.app.template.sync_send("orders", "x", delay=1)
+    observed.app.template.sync_send("orders", "x", delay="1s")
     container.pause()
     observed.harness.advance("31s")
     container.resume()
