@@ -35,7 +35,7 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from mqtemplate.user_code import is_interrupt
 from tests.kit import application, both_kinds, handler_of
 from tests.listener.hostile import ATTEMPTS, KINDS, Panic, Raise, WithoutAnything
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
@@ -327,7 +327,7 @@ def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, 
         handled.append(body)
         if body == "bad":
             started.set()
-            release.wait(60)
+            release.wait(PATIENCE_S)
 
     async def handle_async(body: str) -> None:
         await asyncio.to_thread(handle, body)
@@ -341,7 +341,7 @@ def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, 
     try:
         container = threaded_app.listen(listener(handler), consume_timeout_ms=100)
         threaded_app.send("orders", "bad", "good")
-        assert started.wait(60)
+        assert started.wait(PATIENCE_S)
         eventually(lambda: "good" in handled, "another thread handles the next message")
         eventually(lambda: threaded_app.bodies(DEAD_LETTERS) == ["bad"], "the hanging one is a dead letter")
         assert container.state is ContainerState.RUNNING
