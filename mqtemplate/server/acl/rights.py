@@ -195,5 +195,6 @@ CHANGES = frozenset(
     }
 )
 """Codes that change something and that no client repeats unchanged. Clients repeat all others: heartbeats, pulls,
-commits of offsets, locks, registrations of brokers. ``mqadmin deleteTopic`` sends DELETE_TOPIC_IN_NAMESRV with the
-fields of DELETE_TOPIC_IN_BROKER, so with the same signature. It is left out: a broker registers its topics again."""
+commits of offsets, locks, registrations of brokers, reloads. ``mqadmin deleteTopic`` sends DELETE_TOPIC_IN_NAMESRV
+with the fields of DELETE_TOPIC_IN_BROKER, so with the same signature. It is left out: a broker registers its topics
+again."""
