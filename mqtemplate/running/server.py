@@ -126,7 +126,12 @@ def _acl(acl: AclSection, own: Account | None) -> AclSettings | None:
     if not acl.enabled and own is None:
         return None
     accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
-    return AclSettings(accounts=tuple(accounts), replay_window_ms=acl.replay_window_ms, is_private=not acl.enabled)
+    return AclSettings(
+        accounts=tuple(accounts),
+        replay_window_ms=acl.replay_window_ms,
+        sign_routes=acl.sign_routes,
+        is_private=not acl.enabled,
+    )
 
 
 def _account(account: AccountSettings) -> Account:

@@ -21,6 +21,7 @@ from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
 from mqtemplate.running.reload import ConfigReload, ReloadablePart
 from mqtemplate.running.server import READ_BY_SERVER, local_cluster, reloadable_parts
 from mqtemplate.server import LocalCluster
@@ -29,6 +30,7 @@ from tests.server.tool import Tool, pull_header
 from tests.waiting import eventually
 
 SECRET = "a secret that is never shown"
+OFFSET = GetMaxOffsetRequestHeader(topic="orders", queue_id=0)
 LEVELS = "mqtemplate.broker.message-delay-level"
 
 
@@ -213,7 +215,7 @@ def test_an_account_that_was_removed_loses_access_with_its_next_request_on_the_o
 
             result = server.change(acl(account("shop-owner"), account("audit-app")))
 
-            assert billing.request(RequestCode.GET_BROKER_CLUSTER_INFO).code == ResponseCode.NO_PERMISSION
+            assert billing.request(RequestCode.GET_MAX_OFFSET, OFFSET).code == ResponseCode.NO_PERMISSION
             owner.send("orders")
             audit.send("orders")
             still = {connection.id for connection in server.cluster.broker.remoting.connections()}
@@ -245,7 +247,7 @@ def test_access_control_that_is_switched_needs_a_restart_and_the_accounts_stay(t
     with serving(tmp_path, acl(account("shop-owner"))) as server:
         result = server.change("")
         with Tool(server.cluster.address) as anonymous:
-            refused = anonymous.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+            refused = anonymous.request(RequestCode.GET_MAX_OFFSET, OFFSET)
 
     assert refused.code == ResponseCode.NO_PERMISSION
     assert result.needs_restart == ["mqtemplate.server.acl.enabled"]
