@@ -12,6 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, StoreFormatError
 from mqtemplate.message import Message, Property
+from mqtemplate.pending import PendingQuery
 
 CONFIGURED, CHANGED, EDITED = "1s 5s", "7s 9s 1h", "3s 4s"
 
@@ -46,9 +47,9 @@ def test_messages_that_are_sent_after_the_restart_use_the_changed_levels(tmp_pat
 
     with broker(tmp_path) as again:
         sent = again.sends.send(Message("orders", b"x", properties={Property.DELAY: "1"}))
-        [pending] = again.delayed.pending().messages
+        [pending] = again.delayed.pending(PendingQuery()).messages
 
-    assert pending.deliver_time_ms - pending.store_timestamp == 7_000
+    assert pending.deliver_ms - pending.store_timestamp == 7_000
     assert pending.msg_id == sent.msg_id
 
 

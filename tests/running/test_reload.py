@@ -66,7 +66,7 @@ class Watched:
 
     def pass_intervals(self, count: int) -> None:
         for _ in range(count):
-            self.clock.advance(2_000)
+            self.clock.move_ms(2_000)
             self.reload._watch.step()
 
 
@@ -315,8 +315,8 @@ def test_a_certificate_is_rotated_without_a_closed_connection(tmp_path: Path) ->
 
     with serving(tmp_path, tls) as server, Tool(server.cluster.address) as tool:
         tool.send("orders")
-        assert certificate_of(server) == first[0].read_text().strip()
         [connection] = server.cluster.broker.remoting.connections()
+        assert certificate_of(server) == first[0].read_text().strip()
         unchanged = server.change(tls)
 
         install(tmp_path, second[0], None)

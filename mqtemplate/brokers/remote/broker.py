@@ -290,9 +290,10 @@ def _own_servers(context: ClientContext, what: str, advice: str) -> Sequence[str
     Raises:
         UnsupportedError: One of them is a broker of RocketMQ, or there is no broker.
     """
-    masters = context.routes.masters()
-    context.instance.register_at(masters)
-    others = [address for address in masters if not context.instance.announced.get(address)]
+    masters, instance = context.routes.masters(), context.instance
+    instance.register_at(masters)
+    # One that has refused the heartbeat is not known: the next request tells why it refuses.
+    others = [address for address in masters if address in instance.versions and not instance.announced.get(address)]
     if others or not masters:
         raise UnsupportedError(f"{what} of {', '.join(others) or 'this cluster'} {advice}")
     return masters
