@@ -65,7 +65,23 @@ def load_settings(
     Raises:
         ConfigurationError: The configuration is invalid; the error lists all problems with file, line and nearest key.
     """
-    folder = _existing_folder(config_folder)
+    configuration = _configuration(_existing_folder(config_folder), profiles, environment, arguments)
+    try:
+        return _settings(configuration, configuration.root)
+    except ConfigurationError:
+        shared = _shared_settings(configuration, for_server=for_server)
+        if shared is None:
+            raise
+        return shared
+
+
+def _configuration(
+    folder: Path,
+    profiles: Sequence[str],
+    environment: Mapping[str, str] | None,
+    arguments: Mapping[str, object] | ConfigNode | None,
+) -> Configuration:
+    """Read all sources; arguments as `load_settings`."""
     variables = with_env_file(folder) if environment is None else environment
     bound = bind_environment(AppSettings, variables)
     overlay = arguments if isinstance(arguments, ConfigNode) else ConfigNode()
@@ -91,14 +107,7 @@ def load_settings(
         root=root,
         folder=files.folder,
     )
-    configuration = Configuration(root, variables, origins, above)
-    try:
-        return _settings(configuration, root)
-    except ConfigurationError:
-        shared = _shared_settings(configuration, for_server=for_server)
-        if shared is None:
-            raise
-        return shared
+    return Configuration(root, variables, origins, above)
 
 
 def read_again(settings: AppSettings) -> AppSettings:
