@@ -13,10 +13,12 @@ import pytest
 
 from mqtemplate.cli import main
 from mqtemplate.clock import VirtualClock
+from mqtemplate.message import HostAddress
 from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.server.local_address import LocalServerAddress
 from tests.running.program import Program
 from tests.server.process import BrokerProcess
 from tests.server.tool import ANY_PORT, Tool, make_engine
@@ -213,3 +215,26 @@ def test_an_application_reads_its_log_level_and_its_delay_levels_again(tmp_path:
     assert json.loads(line)["changed"] == ["mqtemplate.logging.level", LEVELS]
     assert code == 0
     assert "broker.stopped" in program.output  # an event at DEBUG
+
+
+def test_the_server_of_several_workers_reads_its_configuration_again(tmp_path: Path) -> None:
+    """The command finds it by the folder of the application."""
+    broker = "rocketmq: {name-server: 'embedded:./store'}\n"
+    write(tmp_path, "1s", more=broker)
+    (tmp_path / "shop.py").write_text("from mqtemplate import MQApplication\napp = MQApplication()\n", "utf-8")
+    with Program(tmp_path, "mqtemplate", "run", "shop:app", "--workers", "2") as program:
+        program.wait_for("is ready", 2)
+        write(tmp_path, "1s 2s", more=broker)
+        done = mqtemplate(tmp_path, "reload")
+        [port] = program.wait_for(r"for the workers on 127.0.0.1:(\d+)")
+        account = LocalServerAddress.read(tmp_path / "store")
+        assert account is not None
+        credentials = Credentials(access_key=account.access_key, secret_key=account.secret_key)
+        with Tool(HostAddress("127.0.0.1", int(port)), credentials) as tool:
+            levels = levels_of(tool)
+        code = program.stop()
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"127.0.0.1:{port}: changed: ")
+    assert levels == "1s 2s"
+    assert code == 0
