@@ -24,7 +24,7 @@ from mqtemplate.delay.copies import (
 )
 from mqtemplate.delay.pending_rows import DueRecord, PendingEntry, PendingPiece
 from mqtemplate.errors import CorruptRecordError, MessageError, StoreFullError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import split_keys
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import KEYS, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
@@ -332,6 +332,7 @@ class DelayStore(ABC):
         self._releaser = Releaser(store, self.source_topic, self.name)
         self._is_started = False
         self._wake: Callable[[], None] = lambda: None
+        self._stalled_log = LimitedLog(_log, store.clock.steady_ms, burst=1)  # a full disk refuses each step
         store.metrics.gauge("delay.enqueue_lag", self._enqueue_lag, service=self.name)
         store.metrics.gauge("delay.dequeue_lag_ms", self._dequeue_lag_ms, service=self.name)
 
@@ -370,7 +371,7 @@ class DelayStore(ABC):
             with self.lock:
                 next_ms = self._release_due(now_ms)
         except StoreFullError as exc:
-            _log.warning("release.stalled", service=self.name, reason=str(exc))
+            self._stalled_log.warning("release.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
         self._releaser.confirm(has_more=next_ms is not None and next_ms <= now_ms)
         return next_ms

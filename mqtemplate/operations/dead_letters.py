@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,10 +17,12 @@ from mqtemplate.message import (
     DELAY_PROPERTIES,
     INTERNAL_PROPERTIES,
     ORIGIN_PROPERTIES,
+    HostAddress,
     Message,
     MessageExt,
     Property,
     key_text,
+    parse_offset_msg_id,
     split_keys,
 )
 from mqtemplate.numbers import parse_number
@@ -197,20 +200,28 @@ class LetterMarks:
 
     def of(self, group: str) -> dict[str, LetterMark]:
         """Return the marks of the dead letters of *group*, by the ids of the dead letters."""
+        return self._read(group).get(group, {})
+
+    def by_group(self) -> dict[str, dict[str, LetterMark]]:
+        """Return the marks of all groups."""
+        return self._read(None)
+
+    def _read(self, only: str | None) -> dict[str, dict[str, LetterMark]]:
         try:
             spans = self.access.admin.queue_spans(MARKS_TOPIC)
         except UnknownNameError:
             return {}
-        marks: dict[str, LetterMark] = {}
+        found: dict[str, dict[str, LetterMark]] = {}
         for span in spans:
             for message in read_queue(self.access.broker, span.queue, span.min_offset, span.max_offset):
-                if message.keys == group:
+                if message.keys and only in (None, message.keys):
+                    marks = found.setdefault(message.keys, {})
                     state, ids = _read_mark(message)
                     added = LetterMark(state, message.store_timestamp)
                     for letter_id in ids:
                         if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
                             marks[letter_id] = added
-        return marks
+        return found
 
     def add(self, group: str, state: LetterState, ids: Sequence[str]) -> None:
         """Mark dead letters of *group*."""
@@ -284,6 +295,26 @@ class LetterFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class LetterCounts:
+    """Numbers of the dead letters of one group.
+
+    Attributes:
+        stored: All of them, whatever was done with them.
+        resent: Those that were sent again.
+        purged: Those that were marked as purged.
+    """
+
+    stored: int
+    resent: int = 0
+    purged: int = 0
+
+    @property
+    def open(self) -> int:
+        """Those that wait for an operator."""
+        return max(0, self.stored - self.resent - self.purged)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetters:
     """Dead letters of one broker or cluster."""
 
@@ -296,6 +327,38 @@ class DeadLetters:
         topics = [name for name, kind in self.access.admin.topic_kinds().items() if kind is TopicKind.DEAD_LETTER]
         counts = {name: sum(span.message_count for span in self.access.admin.queue_spans(name)) for name in topics}
         return {name.removeprefix(DLQ_TOPIC_PREFIX): count for name, count in counts.items()}
+
+    def counts(self) -> dict[str, LetterCounts]:
+        """Return the numbers of the dead letters by group and state.
+
+        They are stored until retention deletes them, so their number alone does not fall when they are sent again.
+        """
+        marks = LetterMarks(self.access).by_group()
+        return {
+            group: self._counts(group, stored, marks[group]) if group in marks else LetterCounts(stored)
+            for group, stored in self.groups().items()
+        }
+
+    def _counts(self, group: str, stored: int, marks: Mapping[str, LetterMark]) -> LetterCounts:
+        """Count the marks of the dead letters that still exist: their ids have the address and the physical offset."""
+        firsts: dict[HostAddress, int] = {}
+        for span in self.access.admin.queue_spans(DLQ_TOPIC_PREFIX + group):
+            for first in read_queue(self.access.broker, span.queue, span.min_offset, span.min_offset + 1):
+                known = firsts.get(first.store_host, first.physical_offset)
+                firsts[first.store_host] = min(known, first.physical_offset)
+        states: Counter[LetterState] = Counter()
+        for letter_id, mark in marks.items():
+            try:
+                host, physical_offset = parse_offset_msg_id(letter_id)
+            except MessageError:  # a mark of another program
+                continue
+            if host in firsts and physical_offset >= firsts[host]:
+                states[mark.state] += 1
+        return LetterCounts(stored, states[LetterState.RESENT], states[LetterState.PURGED])
+
+    def causes(self, group: str, letter_filter: LetterFilter | None = None) -> Counter[str]:
+        """Return the number of dead letters of *group* that match, by the class of the exception."""
+        return Counter(letter.exception or "unknown" for letter in self.find(group, letter_filter))
 
     def find(self, group: str, letter_filter: LetterFilter | None = None) -> Iterator[DeadLetterMessage]:
         """Yield the dead letters of *group* that match, the oldest first.

@@ -258,8 +258,8 @@ class ScheduleWatch:
         return None if self._clock.is_virtual else self._clock.now_ms() + _WATCH_MS
 
 
-def _report(service: Service, error: Exception) -> None:
-    _log.error("schedules.not_started_again", service=service.name, exc_info=error)
+def _report(service: Service, error: Exception, repeated: int) -> None:
+    _log.error("schedules.not_started_again", service=service.name, repeated=repeated, exc_info=error)
 
 
 def listener_of(

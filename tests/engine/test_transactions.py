@@ -351,7 +351,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 7, 31, 100]))
     def wait(self, seconds: int) -> None:
-        self.harness.advance(seconds * 1_000)
+        self.harness.advance(f"{seconds}s")
 
     @rule()
     def restart(self) -> None:

@@ -108,7 +108,7 @@ def settle(
     container = app.listen(shop.listener(mode, is_async=is_async, **attributes))
     install()
     app.send("orders", kind, "good", "better")
-    app.advance(1_000)
+    app.advance("1s")
 
     expected = attempts_of(kind, mode) if calls is None else calls
     assert shop.calls == Counter({kind: expected, "good": 1, "better": 1})
@@ -237,7 +237,7 @@ def test_whatever_a_provider_raises_fails_the_message(app: App, error: str, is_a
     handler: Any = handle_async if is_async else handle
     container = app.listen(message_listener("orders", "billing", max_reconsume_times=0)(handler))
     app.send("orders", "before", "after", "good", tag=error)
-    app.advance(1_000)
+    app.advance("1s")
 
     assert app.bodies(DEAD_LETTERS) == ["before", "after"]
     assert calls == ["after", "good"]
@@ -259,9 +259,9 @@ def test_ctrl_c_ends_the_step_and_loses_no_message(app: App, mode: str, is_async
 
     app.send("orders", "good", "better")
     with pytest.raises(KeyboardInterrupt):
-        app.advance(1_000)
+        app.advance("1s")
     before = app.committed("billing")
-    app.advance(10_000)
+    app.advance("10s")
 
     assert before in (None, 0)
     assert shop.calls["good"] in (1, 2)

@@ -144,7 +144,7 @@ def test_a_failed_request_is_retried_and_then_gets_its_reply() -> None:
             return f"{message.body.decode()} at last"
 
     with server() as cluster, application(cluster, Failing) as app:
-        reply = app.template.send_and_receive("orders", "paid", reply_type=str, timeout=30_000)
+        reply = app.template.send_and_receive("orders", "paid", reply_type=str, timeout="30s")
 
     assert (reply, seen) == ("paid at last", [0, 1])
 

@@ -153,7 +153,7 @@ class RemoteBroker(Broker):
         return found
 
     def admin(self) -> BrokerAdmin:
-        return RemoteAdmin(self._client.context, self._client.members)
+        return RemoteAdmin(self._client.context, self._client.members, self._client.delay_configs)
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -194,14 +194,15 @@ class RemoteBroker(Broker):
         levels = DelayLevels.parse(text, is_clamping=self.settings.clamp_delay_level)
         change_delay_levels(self._client.context, text)
         self._levels = self._client.producer.factory.levels = levels
+        self._client.delay_configs.forget()
 
 
-def _report(service: Service, error: Exception) -> None:
+def _report(service: Service, error: Exception, repeated: int) -> None:
     """Log a failed step; the service repeats it."""
     if isinstance(error, BrokerError):
-        log_failure(_log, "remote.service_failed", error, service=service.name)
+        log_failure(_log, "remote.service_failed", error, service=service.name, repeated=repeated)
     else:
-        _log.error("remote.service_failed", service=service.name, exc_info=error)
+        _log.error("remote.service_failed", service=service.name, repeated=repeated, exc_info=error)
 
 
 # --- topics ---------------------------------------------------------------------------------------

@@ -291,8 +291,10 @@ def _change(call: CommandCall, listener: str, change: dict[str, Any], actuator: 
     record = actuator.client(call).post(f"listeners/{quote(listener, safe='')}", change)
     call.output.document(record)
     threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
+    workers = [each["worker"] for each in record.get("workers", ())]
+    where = f" in {'workers' if len(workers) > 1 else 'worker'} {', '.join(workers)}" if workers else ""
     call.output.line(
-        f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
+        f"{record['id']} is {record['state']}{where}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
     )
 
 

@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqtemplate.cli.invocation import TOP, CommandCall, command, command_group, refuse_dangling_link
+from mqtemplate.cli.commands.broker import observed
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command, command_group, refuse_dangling_link
 from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.converters.readable import size_text
+from mqtemplate.durations import duration_ms, is_bare_number
 from mqtemplate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mqtemplate.broker import Broker
+    from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.http.exchange import HttpHandler
 
 _FILES = {
     # file of the project -> its template beside this package
@@ -109,8 +118,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="file with environment variables; variables of the shell win")
     ] = None,
     stop_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="kill a process that stops for longer than this")
-    ] = 60.0,
+        str, typer.Option(metavar="DURATION", help="kill a process that stops for longer than this")
+    ] = "60s",
     check: Annotated[bool, typer.Option("--check", help="build everything, start nothing, and report errors")] = False,
 ) -> None:
     """Run an application, in this process or in several.
@@ -131,6 +140,7 @@ def run(
         listeners=tuple(name.strip() for name in (listeners or "").split(",") if name.strip()),
         name_server=call.name_server,
     )
+    stop_timeout_ms = _stop_timeout_ms(stop_timeout)
     watched = [folder.absolute() for folder in reload_dir or [Path()]] if reload else []
     with reported_failures():
         if check:
@@ -139,12 +149,80 @@ def run(
         code = run_application(
             options,
             lambda text: print_line(text, sys.stderr),
+            _management,
             workers=workers,
             watched=watched,
-            stop_timeout_s=stop_timeout,
+            stop_timeout_s=stop_timeout_ms / 1_000,
         )
     if code:
         raise typer.Exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _management(
+    settings: AppSettings, broker: Broker | None, workers: Callable[[], Mapping[str, int | None]]
+) -> Iterator[Path | None]:
+    """Serve the management address of all workers, and yield the folder in which they make themselves known.
+
+    A single worker serves the address itself.
+    """
+    management = settings.mqtemplate.management
+    if not management.enabled or management.port is None or len(workers()) == 1:
+        yield None
+        return
+    from mqtemplate.console.actuator import ActuatorSources, managed_actuator
+    from mqtemplate.console.group import joined_group
+    from mqtemplate.console.server import ManagementAddress
+    from mqtemplate.observability.health import HealthChecks
+
+    with ExitStack() as closing:
+        if broker is None and management.dashboard.enabled and (cluster := cluster_of(settings)) is not None:
+            broker = closing.enter_context(cluster)
+        mounted: Mapping[str, HttpHandler] = {}
+        if broker is None:
+            actuator = managed_actuator(ActuatorSources(health=HealthChecks({}), name=management.name), management)
+        else:
+            actuator, mounted = closing.enter_context(observed(broker, settings))
+        group = joined_group(actuator, management, _group_folder(settings), "parent", workers, is_several=True)
+        if group is None:
+            raise _no_folder()
+        address = ManagementAddress(actuator, management, mounted, group)
+        address.start()
+        closing.callback(address.stop)
+        if address.is_served_here:
+            print_line(f"management of all workers: http://{address.address}/actuator", sys.stderr)
+        yield group.folder
+
+
+def _group_folder(settings: AppSettings) -> Path:
+    """Return the folder of the processes with the same address; with a free port they are the workers only."""
+    from mqtemplate.console.group import group_folder, private_folder
+
+    base = private_folder()
+    folder = group_folder(settings) if settings.mqtemplate.management.port else base and base / f"run-{os.getpid()}"
+    if folder is None:
+        raise _no_folder()
+    return folder
+
+
+def _no_folder() -> ConfigurationError:
+    return ConfigurationError(
+        "mqtemplate.management: the workers need a folder to find each other, and neither XDG_RUNTIME_DIR nor the "
+        "temporary folder can be used; set TMPDIR to a folder that this user can write"
+    )
+
+
+def _stop_timeout_ms(text: str) -> int:
+    try:
+        milliseconds = duration_ms(text, 1_000)
+    except ValueError as exc:
+        raise typer.BadParameter(f"it must be {exc}", param_hint="--stop-timeout") from None
+    if is_bare_number(text):
+        print_line(
+            f"--stop-timeout {text} has no unit and is read as {text} seconds; write --stop-timeout {text}s",
+            sys.stderr,
+        )
+    return milliseconds
 
 
 _SPARK = command_group("spark", "Prepare a Spark cluster.")

@@ -7,7 +7,6 @@ Source: RocketMQ ``broker: AdminBrokerProcessor``. ``mqadmin`` reads the values 
 from __future__ import annotations
 
 import json
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -350,11 +349,12 @@ class BrokerAdminProcessor:
         }
 
     def _disk_info(self) -> dict[str, str]:
-        ratio = f"{self.engine.store.store_files.disk_used_ratio():.4f}"
+        usage = self.engine.store.store_files.disk_usage()
+        ratio = f"{0.0 if usage is None else usage.used_ratio:.4f}"
         info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
-        if (path := self.engine.path) is not None:
-            usage = shutil.disk_usage(path)
-            info["commitLogDirCapacity"] = f"Total : {_bytes_text(usage.total)}, Free : {_bytes_text(usage.free)}."
+        if usage is not None:
+            total = _bytes_text(usage.used + usage.free)
+            info["commitLogDirCapacity"] = f"Total : {total}, Free : {_bytes_text(usage.free)}."
         return info
 
     def _earliest_ms(self) -> int:

@@ -15,7 +15,7 @@ from mqtemplate.store.files.disk import Disk, disk_errors, link_error, make_fold
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue, check_length
 from mqtemplate.store.files.folder_lock import FolderLock
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
-from mqtemplate.store.files.store_files import ABORT_FILE, StoreFiles
+from mqtemplate.store.files.store_files import ABORT_FILE, DiskUsage, StoreFiles
 
 
 class FolderStoreFiles(StoreFiles):
@@ -161,11 +161,10 @@ class FolderStoreFiles(StoreFiles):
         with disk_errors("read", path):
             return dict(self._disk.list_files(path))
 
-    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
-        usage = shutil.disk_usage(self.root)
-        if roomy_bytes is not None and usage.free >= roomy_bytes:
-            return 0.0
-        return usage.used / max(usage.used + usage.free, 1)  # as df: blocks reserved for root do not count
+    def disk_usage(self) -> DiskUsage:
+        with disk_errors("read", self.root):
+            usage = shutil.disk_usage(self.root)
+        return DiskUsage(usage.used, usage.free)
 
 
 STORE_ENTRIES = ("commitlog", "lock")

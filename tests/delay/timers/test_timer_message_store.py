@@ -172,7 +172,7 @@ def test_in_a_thread_on_the_system_clock_no_message_is_early() -> None:
     engine = DelayEngine(clock=SystemClock())
     errors: list[Exception] = []
     thread = ServiceThread(
-        "delay", [engine.schedule, engine.timer], engine.clock, lambda service, error: errors.append(error)
+        "delay", [engine.schedule, engine.timer], engine.clock, lambda service, error, repeated: errors.append(error)
     )
     all_arrived = threading.Event()
     queue = engine.store.consume_queue("orders", 0)

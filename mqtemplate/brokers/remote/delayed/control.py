@@ -339,13 +339,15 @@ class RocketMQCluster(DelayedMessages):
       pending, with equal ids; the next change of the message changes both.
     """
 
-    def __init__(self, context: ClientContext, queries: Queries, producer: Producer, recalls: Recalls) -> None:
+    def __init__(
+        self, context: ClientContext, queries: Queries, producer: Producer, recalls: Recalls, configs: DelayConfigs
+    ) -> None:
         self._context = context
         self._queries = queries
         self._producer = producer
         self._recalls = recalls
-        self._configs = DelayConfigs(context)
-        self._backlog = Backlog(context, queries, self._configs)
+        self._configs = configs
+        self._backlog = Backlog(context, queries, configs)
 
     # --- queries -------------------------------------------------------------------------------
 
