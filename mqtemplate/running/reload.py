@@ -256,9 +256,9 @@ def _has_terminal() -> bool:
     return True
 
 
-def _report(service: Service, error: Exception) -> None:
+def _report(service: Service, error: Exception, repeated: int) -> None:
     """Log a step that failed; the service repeats it."""
-    _log.error("config.reload_failed", service=service.name, exc_info=error)
+    _log.error("config.reload_failed", service=service.name, repeated=repeated, exc_info=error)
 
 
 def _log_result(reason: str, result: ReloadedConfig) -> None:

@@ -154,6 +154,25 @@ def test_keys_that_need_a_restart_are_listed_until_the_restart_without_their_val
     assert after == ReloadedConfig()
 
 
+def test_an_unexpected_error_is_logged_and_the_files_are_watched_further(tmp_path: Path) -> None:
+    """In the thread that watches them, on the real clock."""
+    settings, failures = settings_of(tmp_path), [RuntimeError("unexpected")]
+
+    def load() -> AppSettings:
+        if failures:
+            raise failures.pop()
+        return settings
+
+    reload = ConfigReload(settings, load, [])
+    with capture_logs() as events, reload.running():
+        reload.request("first")
+        eventually(lambda: any(event["event"] == "config.reload_failed" for event in events), "the error is logged")
+        reload.request("second")
+        eventually(lambda: any(event.get("reason") == "second" for event in events), "the next request is handled")
+
+    assert str(events[0]["exc_info"]) == "unexpected"
+
+
 # --- what a server takes ------------------------------------------------------------------------------
 
 
