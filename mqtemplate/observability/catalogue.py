@@ -183,6 +183,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _counter("server.pulled", "{message}", "Messages delivered to remote consumers"),
     _gauge("server.pulls_held", "{request}", "Pull requests that wait for a message"),
     _gauge("server.read_ahead", "{message}", "Messages in memory that were read together for the next pulls"),
+    _gauge("server.certificate_expiry_ms", "s", "Time until the certificate of the server expires; then negative"),
     _counter("server.refused.connections", "{connection}", "Connections closed at once because of a limit"),
     _counter("server.refused.created", "{request}", "Requests refused because of too many new topics or groups"),
     _counter("server.refused.groups", "{request}", "Heartbeats refused because of too many groups"),

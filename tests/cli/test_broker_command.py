@@ -97,7 +97,7 @@ mqtemplate:
         credentials = Credentials(access_key="shop-owner", secret_key=SECRET)
         with Tool(broker.address, credentials) as authenticated:
             authenticated.send("orders")
-        refused = anonymous.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        refused = anonymous.request(RequestCode.GET_BROKER_CONFIG)
         _, output, errors = broker.stop()
 
     assert broker.line.startswith("from-the-file listens on ")

@@ -156,7 +156,7 @@ class EmbeddedBroker(Broker):
         return self.engine.delayed
 
     def change_delay_levels(self, text: str) -> None:
-        """Use another level table until the next start; see `Engine.change_delay_levels`."""
+        """Use another level table; see `Engine.change_delay_levels`."""
         self.engine.change_delay_levels(text)
 
 

@@ -54,6 +54,7 @@ REPEATED = {
     RequestCode.HEART_BEAT,
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.REGISTER_BROKER,
+    RequestCode.RELOAD_CONFIG,
     RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.UNREGISTER_BROKER,
     RequestCode.UNREGISTER_CLIENT,
