@@ -222,6 +222,10 @@ class BrokerError(MQTemplateError):
     """The broker cannot carry out the request now."""
 
 
+class BrokerBusyError(BrokerError):
+    """The broker is overloaded, and refused the request. A retry may help."""
+
+
 class BrokerClosedError(BrokerError):
     """The broker is closed or was never started."""
 
