@@ -46,6 +46,7 @@ from typing import Any, Self, TypeVar
 
 __all__ = [
     "BodyTooLargeError",
+    "BrokerBusyError",
     "BrokerClosedError",
     "BrokerError",
     "ConfigurationError",

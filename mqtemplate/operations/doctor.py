@@ -154,7 +154,7 @@ class GroupBacklog:
 
 
 class Verdict(Enum):
-    """What a start does with a store directory: the worst that it meets."""
+    """The result of a start on a store directory: the worst that it meets."""
 
     STARTS = "starts"
     """It finds nothing to repair."""
@@ -200,7 +200,7 @@ class FolderReport:
 
     @property
     def verdict(self) -> Verdict:
-        """What a start would do now, if no other process had the directory open."""
+        """Result of a start now, if no other process had the directory open."""
         if self.problem is not None:
             return Verdict.REFUSES
         damages = self.log.damages if self.log else ()

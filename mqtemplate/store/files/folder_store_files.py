@@ -214,7 +214,7 @@ class SnapshotStoreFiles(FolderStoreFiles):
             self._copy(f"config/{name}")
 
     def _copy(self, name: str) -> None:
-        with contextlib.suppress(StoreError):  # whoever needs the file gets the error, as from the folder itself
+        with contextlib.suppress(StoreError):  # the reader of the file gets the error, as from the folder itself
             self._contents[name] = super().read_bytes(name)
 
     def lock(self) -> None:
