@@ -71,7 +71,7 @@ class Schedules:
         """
         return tuple(self._state(name, pending) for name, pending in self._pending())
 
-    def _pending(self) -> Iterator[tuple[str, list[PendingMessage]]]:
+    def _pending(self) -> Iterator[tuple[str, Sequence[PendingMessage]]]:
         """Yield each schedule with its pending messages, by name."""
         for name in sorted(self._own.keys() | self.topic.known()):
             pending = self.topic.pending(name)

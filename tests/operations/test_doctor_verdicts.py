@@ -64,7 +64,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         server = BrokerServer(broker)
         server.load()
         fill(broker, server)
-        broker.groups.committed.persist()
+        broker.engine.groups.committed.persist()
         copied(closed, killed)
     return {"closed": closed, "killed": killed}
 
