@@ -48,6 +48,7 @@ from typing import Any, Self, TypeVar
 
 __all__ = [
     "BodyTooLargeError",
+    "BrokerBusyError",
     "BrokerClosedError",
     "BrokerError",
     "ConfigurationError",
@@ -223,6 +224,10 @@ class SendTimeoutError(SendError, TimeoutError):
 
 class BrokerError(MQTemplateError):
     """The broker cannot carry out the request now."""
+
+
+class BrokerBusyError(BrokerError):
+    """The broker is overloaded, and refused the request. A retry may help."""
 
 
 class BrokerClosedError(BrokerError):

@@ -35,7 +35,7 @@ from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
 _log = get_logger("mqtemplate.delay")
 
-_MAX_RECORDS_OF_KEY = 100_000
+MAX_RECORDS_OF_KEY = 100_000
 
 
 class RecordLookup:
@@ -57,9 +57,13 @@ class RecordLookup:
         except CorruptRecordError:
             return None
 
-    def by_key(self, topic: str, key: str) -> Iterator[StoredRecord]:
-        """Yield the records of *topic* that may have *key*, the newest first. The index stores hashes of keys only."""
-        for physical_offset in self._store.index.find(topic, key, max_count=_MAX_RECORDS_OF_KEY):
+    def by_key(self, topic: str, key: str, max_count: int = MAX_RECORDS_OF_KEY) -> Iterator[StoredRecord]:
+        """Yield the records of *topic* that may have *key*, the newest first. The index stores hashes of keys only.
+
+        Args:
+            max_count: Most records that are read.
+        """
+        for physical_offset in self._store.index.find(topic, key, max_count=max_count):
             record = self.at(physical_offset)
             if record is not None and record.topic == topic:
                 yield record

@@ -160,6 +160,7 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.GET_MIN_OFFSET: _EITHER,
         RequestCode.GET_EARLIEST_MSG_STORETIME: _EITHER,
         RequestCode.QUERY_MESSAGE: _topic_field("topic", Right.SUB),
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic_field("topic", Right.SUB),
         RequestCode.CANCEL_DELAYED_MESSAGE: _CHANGED,
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: _CHANGED,
         RequestCode.GET_PENDING_MESSAGES: _PENDING,

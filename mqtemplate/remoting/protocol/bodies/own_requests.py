@@ -96,6 +96,7 @@ class PendingQueryRequestHeader(RpcRequestHeader):
     tag: str | None = None
     before_time: Long | None = None
     after_time: Long | None = None
+    newest: int | None = None
     namespace: str | None = wire("mqtemplateNamespace", default=None)
 
 
