@@ -353,16 +353,18 @@ def _file_states(path: Path) -> Iterator[os.stat_result]:
 
 
 class _WarningList(logging.Handler):
-    """Adds events to a report."""
+    """Adds events to a report, each once: the doctor opens some files twice."""
 
     def __init__(self, report: FolderReport) -> None:
         super().__init__(logging.WARNING)
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._report.warnings.append(record.getMessage())
-        if record.levelno >= logging.ERROR:
-            self._report.losses.append(record.getMessage())
+        text = record.getMessage()
+        if text not in self._report.warnings:
+            self._report.warnings.append(text)
+            if record.levelno >= logging.ERROR:
+                self._report.losses.append(text)
 
 
 @contextlib.contextmanager

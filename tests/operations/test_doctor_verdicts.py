@@ -130,7 +130,7 @@ def compared(folder: Path, *, is_strange: bool = False) -> FolderReport:
     elif verdict is Verdict.REFUSES:
         assert (report.verdict, report.problem) == (verdict, texts[0])
     else:
-        assert (report.problem, report.warnings) == (None, texts)
+        assert (report.problem, report.warnings) == (None, list(dict.fromkeys(texts)))
         # The doctor reads all records, and a start only those after the checkpoint: it may know of more damage.
         assert report.verdict is verdict or (report.verdict is Verdict.LOSES and _has_old_damage(report))
     assert report.is_damaged == (report.verdict in (Verdict.LOSES, Verdict.REFUSES))
