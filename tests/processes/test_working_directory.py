@@ -11,7 +11,7 @@ import pytest
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
-from mqtemplate.console.changes import AuditLog
+from mqtemplate.operations.audit import AuditLog
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.settings.clients import remote_settings
 from mqtemplate.context.settings.source import load_settings

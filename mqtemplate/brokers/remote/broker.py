@@ -32,6 +32,7 @@ from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topi
 
 _log = get_logger("mqtemplate.remote")
 
+
 class RemoteBroker(Broker):
     """A client of a RocketMQ cluster.
 

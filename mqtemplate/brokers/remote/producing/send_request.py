@@ -19,7 +19,6 @@ from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
     BrokerError,
-    DelayError,
     MessageError,
     MQTemplateError,
     RemoteConnectError,
