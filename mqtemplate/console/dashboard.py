@@ -36,6 +36,7 @@ from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.http.tokens import TokenAnswer
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import AuditLog, default_audit_path
+from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.changes import Change, UnconfirmedChangeError
 from mqtemplate.operations.offsets import LISTENER_SEEK
 from mqtemplate.operations.undo import undo_change, why_not_undone
@@ -95,6 +96,7 @@ def _changes(site: Site, call: Call) -> HttpResponse:
         rows.append(
             {
                 "change": each,
+                "time_ms": parse_time(each.time),
                 "of": ", ".join(f"{name} {each.facts[name]}" for name in _OF if each.facts.get(name)),
                 "reason": None if seek else reason,
                 "seek": seek,

@@ -158,7 +158,7 @@ class AuditLog:
         found = {each.id: each for each in self._changes(change_id)}.get(change_id)
         if found is None:
             place = "in the memory of this process" if self.path is None else f"in {self.path}"
-            raise UnknownNameError(f"there is no change {change_id!r:.40} {place}; list them with: changes")
+            raise UnknownNameError(f"there is no change {change_id!r:.40} {place}; list them with: mqtemplate changes")
         return found
 
     def recent(self, count: int) -> list[LoggedChange]:

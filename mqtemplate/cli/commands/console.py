@@ -21,6 +21,7 @@ from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, cluster_of
 from mqtemplate.cli.output import Columns, print_line
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
+from mqtemplate.converters.readable import time_text
 from mqtemplate.errors import ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -433,7 +434,7 @@ def _change_schedule(call: CommandCall, schedule: str, change: dict[str, Any], a
 # --- changes and undo ---------------------------------------------------------------------------
 
 _CHANGE_COLUMNS: Columns = {
-    "TIME": "time",
+    "TIME": lambda record: time_text(record["time_ms"]),
     "ID": "id",
     "CHANGE": "action",
     "OF": "target",
@@ -469,10 +470,12 @@ def changes(
 
 def _change_record(change: dict[str, Any], why_not: str | None) -> dict[str, Any]:
     """Return a row: a change, and the reason why it cannot be undone."""
-    facts = change["facts"]
+    from mqtemplate.operations.bulk import parse_time
+
+    facts, time_ms = change["facts"], parse_time(change["time"])
     target = " ".join(f"{name}={facts[name]}" for name in _OF if facts.get(name))
     undo = "yes" if why_not is None else f"no: {why_not}"
-    return {**change, "target": target, "messages": facts.get("shown", ""), "undo": undo}
+    return {**change, "time_ms": time_ms, "target": target, "messages": facts.get("shown", ""), "undo": undo}
 
 
 @command(TOP, "undo", "undo 3f9a12bc70", "undo 3f9a12bc70 --dry-run", "undo 3f9a12bc70 --url http://127.0.0.1:9090")
