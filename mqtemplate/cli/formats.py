@@ -68,7 +68,8 @@ def preview_lines(preview: ChangePreview) -> list[str]:
         if counts
     ]
     if preview.first_ms is not None:
-        lines.append(f"  {preview.time_name} {time_text(preview.first_ms)} to {time_text(preview.last_ms)}")
+        end = "" if preview.last_ms is None else f" to {time_text(preview.last_ms)}"
+        lines.append(f"  {preview.time_name} {time_text(preview.first_ms)}{end}")
     return [*lines, *preview.notes, *([preview.undo] if preview.undo else [])]
 
 

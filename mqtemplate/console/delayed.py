@@ -26,6 +26,7 @@ from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import parse_rate, parse_span
 from mqtemplate.operations.changes import Change
 from mqtemplate.operations.delayed import (
+    MOST_COUNTED,
     DelayedOperations,
     PendingAction,
     PendingChange,
@@ -244,14 +245,15 @@ def _shift_of(call: Call) -> int:
     return span_ms
 
 
-def _plan(wanted: ChosenChange, access: BrokerAccess) -> PendingMessagesChange:
-    """Return the change as it is now."""
+def _plan(wanted: ChosenChange, access: BrokerAccess, count: int) -> PendingMessagesChange:
+    """Return the change as it is now. *count* is its number of messages, as far as is known."""
+    total = count if count > MOST_COUNTED and not wanted.handles else None
     query = {name: getattr(wanted.query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
     target = {
         "filter": {name: value for name, value in query.items() if value is not None} or None,
         "shift_ms": wanted.shift_ms or None,
     }
-    return PendingMessagesChange(access, wanted.reached, wanted.change, target, rate=wanted.rate)
+    return PendingMessagesChange(access, wanted.reached, wanted.change, target, rate=wanted.rate, total=total)
 
 
 def preview(site: Site, call: Call) -> HttpResponse:
@@ -263,7 +265,8 @@ def _preview(site: Site, call: Call, problem: str = "") -> HttpResponse:
     wanted = _change_of(call)
     with site.reading() as access:
         pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
-        found = _plan(wanted, access).preview
+        count = 0 if wanted.handles else access.broker.delayed.count_pending(wanted.query, DAY_MS).total
+        found = _plan(wanted, access, count).preview
         shown = pending.chosen(wanted.handles) if wanted.handles else pending.all(wanted.query, _SHOWN)
         first = list(islice(shown, _SHOWN))
     return site.page(
@@ -289,7 +292,7 @@ def apply(site: Site, call: Call) -> HttpResponse:
         raise MessageError("a change needs its preview first")
 
     def build(access: BrokerAccess) -> Change:
-        return _plan(wanted, access)
+        return _plan(wanted, access, call.previewed())
 
     return site.start_change(call, build, _back(call), lambda problem: _preview(site, call, problem))
 

@@ -31,7 +31,8 @@ class ChangePreview:
         noun: Name of one of them, such as ``pending message``.
         topics: Their number by topic.
         tags: Their number by tag; those without one have the empty tag. Empty for a reset of offsets.
-        first_ms: The first of their times (epoch ms); None without messages. *last_ms* is the last one.
+        first_ms: The first of their times (epoch ms); None without messages.
+        last_ms: The last one; None if it is unknown.
         time_name: Kind of these times: ``due`` or ``stored``.
         offsets: For a reset: old and new offset of each queue that it moves.
         has_effect: True for a change that has one whatever it reaches.

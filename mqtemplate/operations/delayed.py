@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 from mqtemplate.converters.readable import span_text, time_text
@@ -248,6 +249,8 @@ _TITLES = {
     PendingAction.SHIFT: "Move the deliver times of",
     PendingAction.MOVE: "Change the deliver times of",
 }
+MOST_COUNTED = 20_000
+"""Messages that a preview reads to count them by topic and tag: of a million it would take most of a minute."""
 _UNDO_MOVE = "It can be undone: messages that are still pending get their old deliver times."
 _UNDO_CANCEL = (
     "A cancelled message never comes back, but it can be undone in this way: copies with new ids are sent, due at the "
@@ -262,6 +265,8 @@ class PendingMessagesChange(Change):
         reached: Returns the messages. It is called twice: for the preview, and for the change.
         target: Fields of the audit log: the name, or the filter.
         is_named: The messages were named by handle, key or id.
+        total: Their number, if it is known and large: the preview counts only the first ones by topic and tag.
+            `carry_out` checks the number before the first message changes.
     """
 
     def __init__(
@@ -273,12 +278,14 @@ class PendingMessagesChange(Change):
         *,
         rate: float | None = None,
         is_named: bool = False,
+        total: int | None = None,
     ) -> None:
         super().__init__(f"delayed.{change.action.value}", target, is_named=is_named)
         self.change = change
         self._access = access
         self._reached = reached
         self._rate = rate
+        self._total = total
         self._now_ms = access.broker.clock.now_ms()
 
     @property
@@ -290,10 +297,14 @@ class PendingMessagesChange(Change):
     @cached_property
     def preview(self) -> ChangePreview:
         counter = PreviewCounter()
-        for each in self._reached(self._access):
+        for each in islice(self._reached(self._access), None if self._total is None else MOST_COUNTED):
             counter.add(each.topic, each.tags, each.deliver_ms)
         is_cancel = self.change.action is PendingAction.CANCEL
-        return counter.preview("pending message", "due", undo=_UNDO_CANCEL if is_cancel else _UNDO_MOVE)
+        found = counter.preview("pending message", "due", undo=_UNDO_CANCEL if is_cancel else _UNDO_MOVE)
+        if self._total is None:
+            return found
+        notes = (f"By topic and tag are the first {counter.count:,}.",)
+        return replace(found, count=self._total, last_ms=None, notes=notes)
 
     def old_values(self) -> Iterator[OldValue]:
         for each in self._reached(self._access):

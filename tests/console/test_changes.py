@@ -39,6 +39,25 @@ def test_a_body_that_is_no_form_is_refused(shop: Shop) -> None:
     assert "a change must be sent as application/x-www-form-urlencoded, got application/json" in answer.text
 
 
+def test_a_change_of_very_many_messages_counts_the_first_ones_by_topic_and_tag(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read a million of them would take most of a minute. The job still checks all, before it changes the first."""
+    monkeypatch.setattr("mqtemplate.operations.delayed.MOST_COUNTED", 3)
+    monkeypatch.setattr("mqtemplate.console.delayed.MOST_COUNTED", 3)
+    for hours in range(1, 7):
+        shop.send_due(hours, f"due-{hours}", tag="trial" if hours < 3 else "paid")
+    page = shop.page("/delayed")
+    preview = shop.post("/delayed/preview", page.form("/delayed/preview", "Cancel all") | {"action": "cancel"})
+    fewer = confirm(shop, preview, expected="5")
+    done = confirm(shop, preview)
+
+    assert "Cancel: 6 pending messages" in preview.text
+    assert "By tag trial 2, paid 1 Due from 2026-01-01 01:00:00 By topic and tag are the first 3." in preview.text
+    assert "the preview showed 5, and the change would reach more of them now; nothing was changed" in fewer.text
+    assert ("6 cancelled" in done.text, shop.pending_keys()) == (True, [])
+
+
 # --- dead letters -------------------------------------------------------------------------------
 
 
