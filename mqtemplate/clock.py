@@ -63,6 +63,9 @@ class VirtualClock:
     Args:
         start_ms: Milliseconds since the epoch; the default is 2026-01-01T00:00:00Z.
 
+    Raises:
+        TypeError: It is something else, such as a datetime.
+
     Attributes:
         services: Each a `mqtemplate.services.Service` that runs on the clock itself, such as an event loop; a harness
             steps them too.
@@ -72,6 +75,11 @@ class VirtualClock:
     is_virtual = True
 
     def __init__(self, start_ms: int = 1_767_225_600_000) -> None:
+        if type(start_ms) is not int:
+            raise TypeError(
+                f"start_ms must be whole epoch milliseconds, got {type(start_ms).__name__} {start_ms!r}; "
+                "for a datetime pass int(when.timestamp() * 1000)"
+            )
         self._now_ms = self._steady_ms = start_ms
         self.awaited = 0
         self.services: list[Any] = []

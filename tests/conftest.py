@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
@@ -35,6 +39,16 @@ def pytest_configure(config: pytest.Config) -> None:
     logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 
 
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Delete hours are local time. In these tests that is UTC, where the virtual clock starts at midnight."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
 @pytest.hookimpl(optionalhook=True)  # the quick tests run without pytest-xdist too
 def pytest_xdist_auto_num_workers() -> int:
     """Return three workers more than there are processors: tests that wait for other processes need none."""
@@ -54,8 +68,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
     return ByFileOrFolder(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+def multiply_limits(items: list[pytest.Item], factor: int) -> None:
+    """Multiply the limits of tests, which are guards against hanging, for a slow machine."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = marker.args[0] if marker is not None else float(item.config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(limit_s * factor), append=False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move files with long tests to the front, for an even end. Skip tests of Spark where it cannot run."""
+    if PATIENCE_S > 60:
+        multiply_limits(items, PATIENCE_S // 60)
     long_files = {item.path for item in items if any(map(item.get_closest_marker, _LONG))}
     items.sort(key=lambda item: item.path not in long_files)
     spark_tests = [item for item in items if item.get_closest_marker("spark")]

@@ -70,7 +70,11 @@ def test_the_readme_example_has_at_most_fifteen_lines() -> None:
 
 def test_the_quickstart_application_runs_until_ctrl_c(quickstart: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-u", "-W", "error", "main.py"], cwd=quickstart, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-W", "error", "main.py"],
+        cwd=quickstart,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as program:
         assert program.stdout is not None
         line = program.stdout.readline()

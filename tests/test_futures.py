@@ -11,8 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.futures import _PortableFuture, _SmallFuture, has_known_parts
-
-PATIENCE_S = 30
+from tests.waiting import PATIENCE_S
 
 both = pytest.mark.parametrize("create", [_SmallFuture, _PortableFuture])
 Create = Callable[[], "Future[int]"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -85,3 +87,12 @@ def test_make_installs_nothing_without_a_hash() -> None:
     assert len(unlocked) == 2
     assert "--no-deps --no-build-isolation --editable ." in unlocked[0]
     assert "install --quiet uv" in unlocked[1]
+
+
+def test_the_documentation_is_built_without_pyspark(tmp_path: Path) -> None:
+    """It has a lock of its own, and an environment that has nothing else is enough."""
+    command = ["make", "--dry-run", "docs", f"VENV={tmp_path / 'venv'}", f"PY={sys.executable}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert "pyspark" not in {canonicalize_name(requirement.name) for requirement, _ in entries("docs")}
+    assert set(re.findall(r"--requirement \S*/(\w+)\.txt", done.stdout)) == {"build", "docs"}

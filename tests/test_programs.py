@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests import waiting
-from tests.programs import run_python
+from tests.conftest import multiply_limits
+from tests.programs import ROOT, run_python
 from tests.waiting import Patience, eventually
 
 PARENT = """
@@ -44,8 +46,28 @@ def test_patience_grows_with_the_slowness_of_the_machine(
 ) -> None:
     now_s = 1_000.0
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now_s)
-    monkeypatch.setattr(waiting, "_slowness", lambda: slowness)
+    monkeypatch.setattr(waiting, "slowness", lambda: slowness)
     patience = Patience(60)
     now_s += passed_s
 
     assert patience.is_over is is_over
+
+
+def test_the_limits_of_tests_grow_too(request: pytest.FixtureRequest) -> None:
+    multiply_limits([request.node], 1)
+    multiply_limits([request.node], 3)
+    limits = [marker.args[0] for marker in request.node.iter_markers("timeout")]
+
+    assert limits[0] == 3 * limits[1]
+
+
+def test_a_machine_without_chromium_is_told_the_command_that_installs_it(tmp_path: Path) -> None:
+    """``make setup`` prints it, and the tests in a browser are skipped with it."""
+    pytest.importorskip("playwright")
+    nowhere = {"PATH": str(tmp_path), "PLAYWRIGHT_BROWSERS_PATH": str(tmp_path)}
+
+    done = run_python(tmp_path, "-m", "tests.chromium", **nowhere)
+
+    command = f"{sys.executable} -m playwright install chromium"
+    assert done.stdout == f"The tests of pages in a browser are skipped: no Chromium: {command}\n", done.stderr
+    assert "@$(PYTHON) -m tests.chromium\n" in (ROOT / "Makefile").read_text("utf-8")

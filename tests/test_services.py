@@ -10,8 +10,7 @@ import pytest
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.services import PeriodicService, Service, ServiceRunner, ServiceThread
 from tests.listener.hostile import KINDS
-
-PATIENCE_S = 30
+from tests.waiting import PATIENCE_S
 
 
 class Hostile:

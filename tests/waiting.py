@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from math import ceil
 from threading import Event
 from typing import TypeVar
 
@@ -16,11 +17,15 @@ _UNIT_S = 0.03
 """Time to start and end a Python process without its site packages, on a machine that does nothing else."""
 
 
-def _slowness() -> float:
+def slowness() -> float:
     """Return how many times longer than `_UNIT_S` the unit takes now; at least 1."""
     start = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
     return max(1.0, (time.monotonic() - start) / _UNIT_S)
+
+
+PATIENCE_S = 60 * ceil(slowness())
+"""Limit for calls that take one, such as ``queue.get(timeout=PATIENCE_S)``: a guard against hanging, see `Patience`."""
 
 
 class Patience:
@@ -38,7 +43,7 @@ class Patience:
     def is_over(self) -> bool:
         """True after *patience_s*, times the slowness of the machine. The slowness is measured only then."""
         passed = time.monotonic() - self._start
-        return passed > self.patience_s and passed > self.patience_s * _slowness()
+        return passed > self.patience_s and passed > self.patience_s * slowness()
 
 
 def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -> T:

@@ -3,6 +3,7 @@
 - A link to a file outside of ``docs/`` leads to the repository.
 - A picture from ``pictures/`` becomes part of its page, so that its colours follow the switch between light and dark.
 - The changelog at the top of the repository is a page of the site.
+- The search ranks guides above the reference, and both above the pages for maintainers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CHANGELOG = "changelog.md"
 LINK = re.compile(r"(?<!!)(\[[^\]]*\])\((?!https?:|#|mailto:)([^)\s#]+)(#[^)\s]*)?\)")
+SEARCH_BOOSTS = {"Coming from": 0.1, "Reference": 0.001, "reference/sending.md": 0.05, "Maintainers": 0.0005}
+"""Section of the navigation, or page -> factor in the search of the site; 1 for the others.
+
+A word in a title counts 1,000 times, and titles of the reference are names: ``retry`` would be above the page on
+failures.
+"""
 PICTURE = re.compile(r'<img alt="([^"]*)" src="[^"]*pictures/([\w-]+)\.svg" ?/?>')
 
 
@@ -28,7 +35,10 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Lead links out of ``docs/`` to the repository."""
+    """Lead links out of ``docs/`` to the repository, and set the rank of the page in the search."""
+    section = page.ancestors[-1].title if page.ancestors else None
+    factor = SEARCH_BOOSTS.get(page.file.src_uri, SEARCH_BOOSTS.get(section, 1))
+    page.meta.setdefault("search", {}).setdefault("boost", factor)
     source = "" if page.file.src_uri == CHANGELOG else f"docs/{page.file.src_uri}"
     folder = posixpath.dirname(source)
     below = posixpath.relpath("docs", folder or ".")

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
         dashboard_wsgi_app,
         managed_dashboard,
     )
-    from mqtemplate.console.server import MOUNT, ManagementServer, check_installed
+    from mqtemplate.console.server import (
+        MOUNT,
+        ManagementAddress,
+        ManagementServer,
+        check_installed,
+        management_address,
+    )
     from mqtemplate.console.sources import BrokerSource, FolderSource, OpenSource
     from mqtemplate.operations.audit import AuditLog
 
@@ -30,6 +36,7 @@ __all__ = [
     "Dashboard",
     "DashboardServer",
     "FolderSource",
+    "ManagementAddress",
     "ManagementServer",
     "OpenSource",
     "application_dashboard",
@@ -40,6 +47,7 @@ __all__ = [
     "dashboard_wsgi_app",
     "managed_actuator",
     "managed_dashboard",
+    "management_address",
     "wsgi_app",
 ]
 
@@ -56,7 +64,8 @@ __getattr__ = late_import(
         **dict.fromkeys(("Actuator", "ActuatorSources", "asgi_app", "managed_actuator", "wsgi_app"), _ACTUATOR),
         **dict.fromkeys(("Dashboard", "DashboardServer", "dashboard_asgi_app", "dashboard_wsgi_app"), _DASHBOARD),
         **dict.fromkeys(("application_dashboard", "dashboard_audit", "managed_dashboard"), _DASHBOARD),
-        **dict.fromkeys(("MOUNT", "ManagementServer", "check_installed"), _SERVER),
+        **dict.fromkeys(("MOUNT", "ManagementAddress", "ManagementServer", "check_installed"), _SERVER),
+        "management_address": _SERVER,
         **dict.fromkeys(("BrokerSource", "FolderSource", "OpenSource"), _SOURCES),
     },
 )

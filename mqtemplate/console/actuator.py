@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.console import documents
@@ -46,6 +46,9 @@ _HEADERS = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")
 
 _LIVENESS: frozenset[str] = frozenset({"flush", "handlers"})
 """Components that a restart of the process may repair; the others make it not ready."""
+
+SAMPLES = "samples"
+"""Endpoint of the processes of one application for each other: the values of all metrics, as they are counted."""
 
 _SOURCES = {
     # endpoint -> attribute of `ActuatorSources`
@@ -92,6 +95,81 @@ class ActuatorSources:
     is_ready: Callable[[], bool] = lambda: True
 
 
+class ActuatorDocuments(Protocol):
+    """The documents and changes behind an actuator: of this process, or of several."""
+
+    @property
+    def endpoints(self) -> Sequence[str]: ...
+
+    def read(self, name: str, rest: str, query: Query) -> HttpResponse: ...
+
+    def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse: ...
+
+
+class ActuatorAccess:
+    """Rules of who may read documents and change listeners and schedules.
+
+    Args:
+        token: Token of reads and changes, as ``Authorization: Bearer <token>``; None refuses them.
+        open_endpoints: Names of the endpoints that can be read without the token.
+        allowed_hosts: Public names in the header ``Host``. Addresses and private names are always allowed.
+
+    Raises:
+        ConfigurationError: The token can be guessed.
+    """
+
+    def __init__(
+        self, *, token: str | None = None, open_endpoints: Sequence[str] = (), allowed_hosts: Sequence[str] = ()
+    ) -> None:
+        self._check = None if token is None else TokenCheck(checked_token(token, "mqtemplate.management.token"))
+        self._open = frozenset(open_endpoints)
+        self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
+
+    def answer(self, source: ActuatorDocuments, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request, as `Actuator.handle`."""
+        path = request.path if (rest_of := below(request.path, "/actuator")) is None else rest_of
+        name, *rest = path.strip("/").split("/")
+        host, endpoints = request.headers.get("host"), source.endpoints
+        # A probe may use any name: the health is not secret.
+        if host is not None and name != "health" and not self._is_host_allowed(host):
+            return error_response(
+                421, f"host {host[:100]!r} is not allowed; name it in mqtemplate.management.allowed-hosts"
+            )
+        if request.method in ("GET", "HEAD"):
+            if not name:
+                return document_response(documents.links_document("/actuator", endpoints))
+            if name not in endpoints:
+                return error_response(404, f"there is no endpoint {name!r}; there is: {', '.join(endpoints)}")
+            refusal = None if name in self._open else self._refusal(request, f"reading {name}")
+            return source.read(name, "/".join(rest), request.query) if refusal is None else refusal
+        if request.method == "POST" and name in _CHANGED and name in endpoints and rest:
+            return self._refusal(request, f"a change of {name}") or source.change(name, "/".join(rest), request)
+        return error_response(
+            405,
+            f"{request.method} is not allowed here; "
+            "GET reads, and POST on listeners/<id>, schedules/<name> or changes/<id> changes one",
+        )
+
+    def _is_host_allowed(self, host: str) -> bool:
+        """Return False for a public name that is not allowed: the page of another site may have one (DNS rebinding)."""
+        name = host_name(host)
+        return name is not None and (name in self._allowed_hosts or is_private_name(name))
+
+    def _refusal(self, request: HttpRequest, what: str) -> HttpResponse | None:
+        """Return the response to a request without the token; None if it has it."""
+        if self._check is None:
+            return error_response(403, f"{what} is off; set mqtemplate.management.token, and send it")
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and given.strip():
+            answer = self._check.check(given.strip(), request.remote)
+            if answer is TokenAnswer.RIGHT:
+                return None
+            if answer is TokenAnswer.TOO_MANY:
+                return error_response(429, "the token is wrong, as many before it; the right one works")
+            _log.warning("management.token_refused", remote=request.remote)
+        return error_response(401, f"{what} needs the header 'Authorization: Bearer <mqtemplate.management.token>'")
+
+
 class Actuator:
     """Answers requests for the documents, and takes changes of listeners and schedules behind a token.
 
@@ -103,6 +181,11 @@ class Actuator:
         endpoints: Names of the endpoints to expose; by default all that have a source.
         open_endpoints: Names of the endpoints that can be read without the token.
         allowed_hosts: Public names in the header ``Host``. Addresses and private names are always allowed.
+
+    Attributes:
+        endpoints: Names of the endpoints of this process.
+        exposed: Names of all endpoints that the settings expose, also those that other processes have.
+        documents: What `handle` answers with: this object, or the documents of all processes of the application.
 
     Raises:
         ConfigurationError: An endpoint is unknown, or the token can be guessed.
@@ -121,77 +204,47 @@ class Actuator:
             if name not in ENDPOINTS:
                 raise ConfigurationError(f"there is no endpoint {name!r}; there is: {', '.join(ENDPOINTS)}")
         self.sources = sources
-        self._check = None if token is None else TokenCheck(checked_token(token, "mqtemplate.management.token"))
-        self._open = frozenset(open_endpoints)
-        self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
+        self._access = ActuatorAccess(token=token, open_endpoints=open_endpoints, allowed_hosts=allowed_hosts)
         available = _available(sources)
-        self.endpoints: Sequence[str] = tuple(name for name in ENDPOINTS if name in endpoints and name in available)
+        self.exposed: Sequence[str] = tuple(name for name in ENDPOINTS if name in endpoints and _is_installed(name))
+        self.endpoints: Sequence[str] = tuple(name for name in self.exposed if name in available)
+        self.documents: ActuatorDocuments = self
 
     def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request. Its path is below ``/actuator``, or with it, as frameworks mount it.
 
         Without the header ``Host`` it comes from this process, or from another program than a browser.
         """
-        path = request.path if (rest_of := below(request.path, "/actuator")) is None else rest_of
-        name, *rest = path.strip("/").split("/")
-        host = request.headers.get("host")
-        # A probe may use any name: the health is not secret.
-        if host is not None and name != "health" and not self._is_host_allowed(host):
-            return _error(421, f"host {host[:100]!r} is not allowed; name it in mqtemplate.management.allowed-hosts")
-        if request.method in ("GET", "HEAD"):
-            if not name:
-                return _document(documents.links_document("/actuator", self.endpoints))
-            if name not in self.endpoints:
-                return _error(404, f"there is no endpoint {name!r}; there is: {', '.join(self.endpoints)}")
-            refusal = None if name in self._open else self._refusal(request, f"reading {name}")
-            return self._read(name, "/".join(rest), request.query) if refusal is None else refusal
-        if request.method == "POST" and name in _CHANGED and name in self.endpoints and rest:
-            return self._change(name, "/".join(rest), request)
-        return _error(
-            405,
-            f"{request.method} is not allowed here; "
-            "GET reads, and POST on listeners/<id>, schedules/<name> or changes/<id> changes one",
-        )
-
-    def _is_host_allowed(self, host: str) -> bool:
-        """Return False for a public name that is not allowed: the page of another site may have one (DNS rebinding)."""
-        name = host_name(host)
-        return name is not None and (name in self._allowed_hosts or is_private_name(name))
-
-    def _refusal(self, request: HttpRequest, what: str) -> HttpResponse | None:
-        """Return the response to a request without the token; None if it has it."""
-        if self._check is None:
-            return _error(403, f"{what} is off; set mqtemplate.management.token, and send it")
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and given.strip():
-            answer = self._check.check(given.strip(), request.remote)
-            if answer is TokenAnswer.RIGHT:
-                return None
-            if answer is TokenAnswer.TOO_MANY:
-                return _error(429, "the token is wrong, as many before it; the right one works")
-            _log.warning("management.token_refused", remote=request.remote)
-        return _error(401, f"{what} needs the header 'Authorization: Bearer <mqtemplate.management.token>'")
+        return self._access.answer(self.documents, request)
 
     # --- reading -------------------------------------------------------------------------------
 
-    def _read(self, name: str, rest: str, query: Query) -> HttpResponse:
+    def read(self, name: str, rest: str, query: Query) -> HttpResponse:
+        """Return the document of an endpoint of this process."""
         try:
             return self._answers()[name](rest, query)
         except MQTemplateError as exc:
-            return _error(503, str(exc))
+            return error_response(503, str(exc))
 
     def _answers(self) -> dict[str, Callable[[str, Query], HttpResponse]]:
         return {
             "health": lambda rest, _: self._health(rest),
             "info": lambda _, __: self._info(),
-            "metrics": self._metrics,
-            "prometheus": lambda _, __: self._prometheus(),
+            "metrics": lambda name, query: metrics_response(_given(self.sources.metrics), name, query),
+            "prometheus": lambda _, __: prometheus_response(_given(self.sources.metrics)),
             "listeners": lambda rest, _: self._listeners(rest),
-            "schedules": lambda _, __: _document(documents.schedules_document(_given(self.sources.schedules))),
+            "schedules": lambda _, __: document_response(documents.schedules_document(_given(self.sources.schedules))),
             "changes": lambda rest, _: self._changes(rest),
-            "lateness": lambda _, __: _document(documents.lateness_document(_given(self.sources.lateness).recent())),
-            "conditions": lambda _, __: _document(documents.conditions_document(_given(self.sources.conditions))),
-            "configprops": lambda _, __: _document(documents.configprops_document(_given(self.sources.settings)())),
+            "lateness": lambda _, __: document_response(
+                documents.lateness_document(_given(self.sources.lateness).recent())
+            ),
+            "conditions": lambda _, __: document_response(
+                documents.conditions_document(_given(self.sources.conditions))
+            ),
+            "configprops": lambda _, __: document_response(
+                documents.configprops_document(_given(self.sources.settings)())
+            ),
+            SAMPLES: lambda _, __: document_response(documents.samples_document(self.sources.metrics)),
         }
 
     def _health(self, part: str) -> HttpResponse:
@@ -200,8 +253,8 @@ class Actuator:
             return self._health_of_group(part, health)
         component = health.components.get(part)
         if component is None:
-            return _error(404, f"there is no component {part!r}; there is: {', '.join(health.components)}")
-        return _document(documents.component_document(component), component.status)
+            return error_response(404, f"there is no component {part!r}; there is: {', '.join(health.components)}")
+        return document_response(documents.component_document(component), component.status)
 
     def _health_of_group(self, group: str, health: ApplicationHealth) -> HttpResponse:
         if group == "liveness":
@@ -213,35 +266,22 @@ class Actuator:
             document |= {"status": "OUT_OF_SERVICE"}
         if not group:
             document |= {"groups": ["liveness", "readiness"]}
-        return _document(document, status)
+        return document_response(document, status)
 
     def _info(self) -> HttpResponse:
-        return _document(documents.info_document(self.sources.name, version("mqtemplate"), **dict(self.sources.info)))
-
-    def _metrics(self, name: str, query: Query) -> HttpResponse:
-        metrics = _given(self.sources.metrics)
-        if not name:
-            return _document(documents.metric_names_document(metrics))
-        tags = [tuple(value.split(":", 1)) for key, value in query if key == "tag"]
-        if any(len(tag) != 2 for tag in tags):
-            return _error(400, "a tag is name:value, such as tag=messaging.destination.name:orders")
-        document = documents.metric_document(metrics, name, [(tag[0], tag[-1]) for tag in tags])
-        return _error(404, f"there is no metric {name!r} with these tags") if document is None else _document(document)
-
-    def _prometheus(self) -> HttpResponse:
-        from mqtemplate.observability.prometheus import CONTENT_TYPE, prometheus_text
-
-        return HttpResponse(200, prometheus_text(_given(self.sources.metrics)), CONTENT_TYPE, _HEADERS)
+        return document_response(
+            documents.info_document(self.sources.name, version("mqtemplate"), **dict(self.sources.info))
+        )
 
     def _listeners(self, listener_id: str) -> HttpResponse:
         lags = self._lags()
         if not listener_id:
-            return _document(documents.listeners_document(_given(self.sources.listeners), lags))
+            return document_response(documents.listeners_document(_given(self.sources.listeners), lags))
         container = self._container(listener_id)
         return (
             self._no_listener(listener_id)
             if container is None
-            else _document(documents.listener_document(container, lags))
+            else document_response(documents.listener_document(container, lags))
         )
 
     def _lags(self) -> Sequence[GroupLag]:
@@ -252,7 +292,7 @@ class Actuator:
 
     def _no_listener(self, listener_id: str) -> HttpResponse:
         known = ", ".join(each.endpoint.id for each in _given(self.sources.listeners)) or "none"
-        return _error(404, f"there is no listener {listener_id!r}; there is: {known}")
+        return error_response(404, f"there is no listener {listener_id!r}; there is: {known}")
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -261,26 +301,24 @@ class Actuator:
         try:
             found = [audit.get(change_id)] if change_id else audit.recent(_RECENT)
         except UnknownNameError as exc:
-            return _error(404, str(exc))
-        return _document(documents.changes_document(found))
+            return error_response(404, str(exc))
+        return document_response(documents.changes_document(found))
 
-    def _change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
-        refusal = self._refusal(request, f"a change of {kind}")
-        if refusal is not None:
-            return refusal
+    def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
+        """Change a listener or a schedule of this process, or undo a change, and return its document."""
         try:
             if kind == "schedules":
                 change_schedule(_given(self.sources.schedules), name, parse_change(request.body), request.remote)
-                return self._read(kind, "", ())
+                return self.read(kind, "", ())
             return self._change_of_listener(kind, name, request)
         except UnconfirmedChangeError as exc:
-            return _response(409, {"status": 409, "error": str(exc), "preview": exc.preview.document()})
+            return error_response(409, str(exc), preview=exc.preview.document())
         except InvalidChangeError as exc:
-            return _error(400, str(exc))
+            return error_response(400, str(exc))
         except UnknownNameError as exc:
-            return _error(404, str(exc))
+            return error_response(404, str(exc))
         except MQTemplateError as exc:
-            return _error(409, str(exc))
+            return error_response(409, str(exc))
 
     def _change_of_listener(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
         """Change a listener, or undo a change of one. The document of a preview has nothing else."""
@@ -302,14 +340,19 @@ class Actuator:
         else:
             found = undo_seek(container, logged, change, request.remote, audit)
         if "preview" in found:
-            return _document(found)
-        return _document(documents.listener_document(container, self._lags()) | found)
+            return document_response(found)
+        return document_response(documents.listener_document(container, self._lags()) | found)
 
 
 def _available(sources: ActuatorSources) -> set[str]:
     """Return the endpoints that have a source."""
-    found = {name for name, attribute in _SOURCES.items() if getattr(sources, attribute) is not None}
-    return {"health", "info"} | (found if find_spec("prometheus_client") is not None else found - {"prometheus"})
+    return {"health", "info"} | {
+        name for name, attribute in _SOURCES.items() if getattr(sources, attribute) is not None
+    }
+
+
+def _is_installed(endpoint: str) -> bool:
+    return endpoint != "prometheus" or find_spec("prometheus_client") is not None
 
 
 def _given(source: Any) -> Any:
@@ -317,13 +360,34 @@ def _given(source: Any) -> Any:
     return source
 
 
-def _document(document: Mapping[str, Any], health: Status = Status.UP) -> HttpResponse:
+def document_response(document: Mapping[str, Any], health: Status = Status.UP) -> HttpResponse:
+    """Return the response with a document; its status is 503 if the health is ``DOWN``."""
     return _response(503 if health is Status.DOWN else 200, document)
 
 
-def _error(status: int, text: str) -> HttpResponse:
+def error_response(status: int, text: str, **more: object) -> HttpResponse:
     """Return the response to a request that is refused."""
-    return _response(status, {"status": status, "error": text})
+    return _response(status, {"status": status, "error": text, **more})
+
+
+def metrics_response(metrics: Metrics, name: str, query: Query) -> HttpResponse:
+    """Return the response of ``/actuator/metrics``, or of one metric below it."""
+    if not name:
+        return document_response(documents.metric_names_document(metrics))
+    tags = [tuple(value.split(":", 1)) for key, value in query if key == "tag"]
+    if any(len(tag) != 2 for tag in tags):
+        return error_response(400, "a tag is name:value, such as tag=messaging.destination.name:orders")
+    document = documents.metric_document(metrics, name, [(tag[0], tag[-1]) for tag in tags])
+    if document is None:
+        return error_response(404, f"there is no metric {name!r} with these tags")
+    return document_response(document)
+
+
+def prometheus_response(metrics: Metrics) -> HttpResponse:
+    """Return the response of ``/actuator/prometheus``."""
+    from mqtemplate.observability.prometheus import CONTENT_TYPE, prometheus_text
+
+    return HttpResponse(200, prometheus_text(metrics), CONTENT_TYPE, _HEADERS)
 
 
 def _response(status: int, document: Mapping[str, Any]) -> HttpResponse:

@@ -69,7 +69,7 @@ def undo_seek(site: Site, call: Call) -> HttpResponse:
         raise MessageError(f"change {logged.id} ({logged.action}) is not a seek that this dashboard has made")
     listener = logged.facts.get("listener")
     seek = _Seek(
-        path=f"changes/{quote(str(of_application), safe='')}",
+        path=f"changes/{quote(str(of_application), safe=',')}",
         change={"action": "undo"},
         title=f"Undo the move of listener {listener}",
         fields=[("id", logged.id)],

@@ -9,7 +9,7 @@ from datetime import MAXYEAR
 from typing import Any, Protocol
 
 from mqtemplate.listener.container.container import ListenerContainer
-from mqtemplate.metrics import HistogramSnapshot, MetricKind, Metrics
+from mqtemplate.metrics import HistogramSnapshot, MetricKind, Metrics, MetricSample
 from mqtemplate.observability.catalogue import Instrument, Point, points
 from mqtemplate.observability.collectors import GroupLag
 from mqtemplate.observability.health import ApplicationHealth, ComponentHealth
@@ -124,6 +124,32 @@ def _measurements(found: Sequence[Point], instrument: Instrument) -> list[dict[s
         ]
     total = sum(point.value for point in found if not isinstance(point.value, HistogramSnapshot))
     return [{"statistic": "COUNT" if instrument.kind is MetricKind.COUNTER else "VALUE", "value": total}]
+
+
+def samples_document(metrics: Metrics | None) -> dict[str, Any]:
+    """Return the values of all metrics as they are counted, for another process; `samples_of` reads it."""
+    return {"samples": [] if metrics is None else [_sample_document(each) for each in metrics.samples()]}
+
+
+def _sample_document(sample: MetricSample) -> dict[str, Any]:
+    value: Any = sample.value
+    if isinstance(value, HistogramSnapshot):
+        value = {"count": value.count, "total": value.total, "buckets": sorted(value.buckets.items())}
+    return {"name": sample.name, "kind": sample.kind.value, "value": value, "labels": dict(sample.labels)}
+
+
+def samples_of(document: Mapping[str, Any]) -> list[MetricSample]:
+    """Return the values in a document of another process."""
+    return [
+        MetricSample(each["name"], MetricKind(each["kind"]), _value_of(each["value"]), each["labels"])
+        for each in document["samples"]
+    ]
+
+
+def _value_of(value: Any) -> int | float | HistogramSnapshot:
+    if not isinstance(value, dict):
+        return value  # type: ignore[no-any-return]  # a number
+    return HistogramSnapshot(value["count"], value["total"], dict(value["buckets"]))
 
 
 # --- listeners ----------------------------------------------------------------------------------

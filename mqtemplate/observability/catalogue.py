@@ -122,6 +122,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("listener.in_flight", "{message}", "Messages that were fetched and are not finished"),
     _gauge("listener.concurrency", "{call}", "Most calls of the handler that run at a time; hanging ones come on top"),
     _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
+    _gauge("worker.up", "1", "1 while a process of an application with several ones answers"),
     _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
     _gauge("clock.ahead_ms", "s", "Least time by which the clock of a producer is ahead of the broker's"),
     _gauge("clock.behind_ms", "s", "Least time by which the clock of this process is behind the broker's"),

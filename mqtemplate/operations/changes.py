@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from mqtemplate.broker import OffsetChange
@@ -92,6 +92,20 @@ class ChangePreview:
             "notes": list(self.notes),
             "undo": self.undo,
         }
+
+    def merged(self, other: ChangePreview) -> ChangePreview:
+        """Return the preview of this reset and another one, of other queues, as one."""
+        first = [each for each in (self.first_ms, other.first_ms) if each is not None]
+        last = [each for each in (self.last_ms, other.last_ms) if each is not None]
+        return replace(
+            self,
+            count=self.count + other.count,
+            topics=dict(Counter(self.topics) + Counter(other.topics)),
+            first_ms=min(first, default=None),
+            last_ms=max(last, default=None),
+            offsets=(*self.offsets, *other.offsets),
+            notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+        )
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> ChangePreview:
@@ -244,12 +258,17 @@ def check_confirmed(change: Change, expected: int | None) -> None:
     preview = change.preview
     if preview.is_empty or (expected is None and not change.needs_confirmation):
         return
+    check_preview(preview, change.title, expected, is_by_queue=change.is_by_queue)
+
+
+def check_preview(preview: ChangePreview, title: str, expected: int | None, *, is_by_queue: bool) -> None:
+    """Check that a change with this preview was confirmed; see `check_confirmed`."""
     if expected is None:
         raise UnconfirmedChangeError(
-            f"{change.title}: look at the preview with dryRun, and confirm it with its number: confirm={preview.count}",
+            f"{title}: look at the preview with dryRun, and confirm it with its number: confirm={preview.count}",
             preview,
         )
-    if preview.count > (most_of_reset(expected) if change.is_by_queue else expected):
+    if preview.count > (most_of_reset(expected) if is_by_queue else expected):
         raise UnconfirmedChangeError(
             f"the preview showed {expected:,}, and the change would reach {preview.count:,}; nothing was changed, make "
             "a new preview",

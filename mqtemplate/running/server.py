@@ -108,7 +108,7 @@ _ANY_PORT = HostAddress("127.0.0.1", 0)
 @contextmanager
 def shared_server(
     settings: AppSettings, workers: int, report: Callable[[str], None]
-) -> Iterator[LocalServerAddress | None]:
+) -> Iterator[tuple[LocalServerAddress | None, EmbeddedBroker | None]]:
     """Serve the store directory of the settings inside the context, if several workers are to share it.
 
     A directory belongs to one user, and a port of 127.0.0.1 is open to all users of the machine. So a client needs an
@@ -116,7 +116,8 @@ def shared_server(
     directory.
 
     Returns:
-        Address and account for the workers; None if they use the broker and the account of the configuration.
+        Address and account for the workers, and the broker behind it; None if they use the broker and the account of
+        the configuration.
 
     Raises:
         ConfigurationError: The store is in memory, which other processes cannot use.
@@ -124,7 +125,7 @@ def shared_server(
     """
     choice = settings.broker_choice
     if workers == 1 or not isinstance(choice, EmbeddedStore):
-        yield None
+        yield None, None
         return
     if settings.store_path is None:
         raise ConfigurationError(
@@ -150,7 +151,7 @@ def shared_server(
         )
         address.write(settings.store_path)
         running.callback(LocalServerAddress.remove, settings.store_path)
-        yield address
+        yield address, cluster.engine
 
 
 def _is_open_to_all(settings: AppSettings) -> bool:

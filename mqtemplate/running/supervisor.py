@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import FrameType
 
+from mqtemplate.broker import Broker
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
@@ -163,6 +164,15 @@ def _shown(path: Path) -> str:
 Report = Callable[[str], None]
 """Function that prints a line for people."""
 
+Management = Callable[
+    [AppSettings, Broker | None, Callable[[], Mapping[str, int | None]]], AbstractContextManager[Path | None]
+]
+"""Function that serves the management address of all workers in a context.
+
+It takes the settings, the broker that this process serves to the workers, and a function that returns the workers:
+number -> process id, None while none runs. It yields the folder in which the workers make themselves known; None
+without an address."""
+
 _MANY_FILES = 3
 
 
@@ -207,6 +217,7 @@ class Supervisor:
         report: Prints a line for people.
         watched: Folders whose changes replace the workers.
         stop_timeout_s: Time after which a worker that stops is killed.
+        management: Serves the management address of all workers.
     """
 
     def __init__(
@@ -215,6 +226,7 @@ class Supervisor:
         settings: AppSettings,
         workers: int,
         report: Report,
+        management: Management,
         *,
         watched: Sequence[Path] = (),
         stop_timeout_s: float = 60.0,
@@ -223,6 +235,7 @@ class Supervisor:
         self._settings = settings
         self._slots = [_Slot(number) for number in range(1, workers + 1)]
         self._report = report
+        self._management = management
         self._watched = watched
         self._stop_timeout_s = stop_timeout_s
         # A signal handler may put into a SimpleQueue while the thread that it interrupts waits on it.
@@ -243,9 +256,11 @@ class Supervisor:
         count = len(self._slots)
         with (
             handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-            shared_server(self._settings, count, self._report) as server,
+            shared_server(self._settings, count, self._report) as (server, broker),
+            self._management(self._settings, broker, self._workers) as group,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
+            self._options = dataclasses.replace(self._options, group=None if group is None else str(group))
             if server is not None:
                 self._options = dataclasses.replace(
                     self._options,
@@ -263,13 +278,18 @@ class Supervisor:
         self._report("stopped")
         return self._exit_code
 
+    def _workers(self) -> dict[str, int | None]:
+        """Return the process id of each worker; None while none runs. Called by any thread."""
+        processes = {str(slot.number): slot.process for slot in self._slots}
+        return {number: None if process is None else process.pid for number, process in processes.items()}
+
     # --- events ------------------------------------------------------------------------------------
 
     def _start(self, slot: _Slot) -> None:
         slot.restart_at = slot.kill_at = None
         slot.state = _State.STARTING
         slot.process = WorkerProcess(
-            self._options,
+            dataclasses.replace(self._options, worker=str(slot.number)),
             lambda: self._calls.put(lambda: self._ready(slot)),
             lambda code: self._calls.put(lambda: self._ended(slot, code)),
         )
@@ -390,6 +410,7 @@ def _named(files: Sequence[str]) -> str:
 def run(
     options: RunOptions,
     report: Report,
+    management: Management,
     *,
     workers: int | None = None,
     watched: Sequence[Path] = (),
@@ -398,6 +419,7 @@ def run(
     """Run an application until a signal arrives. Return the exit code of the program.
 
     Args:
+        management: Serves the management address of several processes.
         workers: Number of processes; None: this process runs the application, unless files are watched.
         watched: Folders whose changes start new processes.
         stop_timeout_s: Time after which a process that stops is killed.
@@ -418,7 +440,9 @@ def run(
             "run without them: one process with the threads of its listeners, or several programs with "
             "rocketmq.name-server of a broker that runs as a server (mqtemplate broker)"
         )
-    supervisor = Supervisor(options, app.settings, workers or 1, report, watched=watched, stop_timeout_s=stop_timeout_s)
+    supervisor = Supervisor(
+        options, app.settings, workers or 1, report, management, watched=watched, stop_timeout_s=stop_timeout_s
+    )
     return supervisor.run()
 
 

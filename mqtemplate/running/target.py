@@ -39,6 +39,8 @@ class RunOptions:
         listeners: Names of the listeners to run; empty for all.
         name_server: Broker, instead of the one in the configuration.
         access_key: Account of the processes on that broker.
+        worker: Number of the worker that gets the options.
+        group: Folder in which the workers find each other, for their management.
     """
 
     target: str
@@ -48,6 +50,8 @@ class RunOptions:
     name_server: str | None = None
     access_key: str | None = None
     secret_key: str | None = field(default=None, repr=False)
+    worker: str | None = None
+    group: str | None = None
 
     def to_json(self) -> str:
         """Return the options as one line. An account in them must not get into the arguments of a process."""
@@ -91,7 +95,9 @@ def load_application(options: RunOptions) -> MQApplication:
     """
     if options.env_file is not None:
         os.environ.update(below_environment(read_env_file(Path(options.env_file))))
-    PROCESS.given = CommandLine(options.profiles, options.keys(), is_run=True)
+    PROCESS.given = CommandLine(
+        options.profiles, options.keys(), is_run=True, worker=options.worker, group=options.group
+    )
     app = import_application(options.target)
     if options.name_server is not None and app.settings.rocketmq.name_server != options.name_server:
         raise ConfigurationError(

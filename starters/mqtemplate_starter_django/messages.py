@@ -19,6 +19,7 @@ from mqtemplate.results import SendResult
 from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
 from mqtemplate.running.hosting import ProcessApplication
 from mqtemplate.template import RocketMQTemplate, SendOptions
+from mqtemplate.template.options import shows_send_options
 from mqtemplate.user_code import did_you_mean
 
 _NAME = "MQTEMPLATE"
@@ -140,6 +141,7 @@ def template() -> RocketMQTemplate:
     return messages().template
 
 
+@shows_send_options
 def send_on_commit(
     destination: str,
     payload: object,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from mqtemplate import Broker, Schedules
-from mqtemplate.console import Actuator, ActuatorSources, ManagementServer, managed_actuator
+from mqtemplate.console import Actuator, ActuatorSources, ManagementAddress, managed_actuator, management_address
 from mqtemplate.context import ApplicationContext, AppSettings, explain_settings
 from mqtemplate.http import HttpRequest, HttpResponse
 from mqtemplate.listener import ListenerRegistry
@@ -33,7 +33,7 @@ class Management:
     def __init__(self, context: ApplicationContext, mounts: Mapping[str, type[Mounted]]) -> None:
         self._context = context
         self._mounts = mounts
-        self._server: ManagementServer | None = None
+        self._address: ManagementAddress | None = None
         self._mounted: dict[str, Mounted] = {}
 
     def start(self) -> None:
@@ -46,10 +46,8 @@ class Management:
         self._mounted = {prefix: self._context.get(kind) for prefix, kind in self._mounts.items()}
         if settings.port is not None:
             handlers = {prefix: each.handle for prefix, each in self._mounted.items()}
-            self._server = ManagementServer(
-                self._context.get(Actuator), settings.port, settings.address, mounted=handlers
-            )
-            self._server.start()
+            self._address = management_address(self._context.settings, self._context.get(Actuator), handlers)
+            self._address.start()
 
     def _check_further_brokers(self) -> None:
         """Check the brokers of further templates and of listeners, too: ``broker.audit`` for the template audit."""
@@ -61,8 +59,8 @@ class Management:
                     checks.add(f"{kind}.{name}", check)
 
     def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
+        if self._address is not None:
+            self._address.stop()
         for each in self._mounted.values():
             each.close()
         self._context.get(HealthChecks).close()

@@ -20,8 +20,8 @@ from mqtemplate import (
     service,
 )
 from tests.server.process import BrokerProcess
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60
 EVENTS: SimpleQueue[str] = SimpleQueue()
 RECEIPTS: SimpleQueue[tuple[str, str | None]] = SimpleQueue()
 

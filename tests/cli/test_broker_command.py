@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader, OffsetResponseHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from tests.programs import run_python
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
 
@@ -34,14 +34,7 @@ SECRET = "a secret that is never shown"
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "mqtemplate", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "COLUMNS": "120"},
-    )
+    return run_python(Path.cwd(), "-W", "error", "-m", "mqtemplate", *arguments, COLUMNS="120")
 
 
 # --- running ----------------------------------------------------------------------------------------

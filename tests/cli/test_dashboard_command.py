@@ -22,7 +22,9 @@ import pytest
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.console import Actuator, ManagementServer
 from tests.cli.running import CommandLine, place, prepare
+from tests.programs import end_group, finish
 from tests.server.process import BrokerProcess
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
@@ -39,19 +41,21 @@ def bill(order: str) -> None: ...
 def dashboard(*arguments: str, errors: list[str] | None = None) -> Iterator[str]:
     """Run the command on a free port; yield the link that it prints. It ends with SIGTERM and the code 0."""
     command = [sys.executable, "-u", "-m", "mqtemplate", "dashboard", "--port", "0", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("dashboard: http://"), process.communicate(timeout=60)
+            assert line.startswith("dashboard: http://"), finish(process)
             yield line.removeprefix("dashboard: ").strip()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
             assert process.stderr is not None
             if errors is not None:
                 errors.append(process.stderr.read())
         finally:
-            process.kill()
+            end_group(process)
 
 
 def base_of(link: str) -> str:
@@ -73,7 +77,7 @@ class Client:
 
     def get(self, address: str, body: bytes | None = None) -> tuple[int, str]:
         try:
-            with self._opener.open(address, body, timeout=60) as answer:
+            with self._opener.open(address, body, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as exc:
             with exc:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
+
+from tests.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "asyncapi.md"
@@ -26,15 +26,7 @@ app = MQApplication(bill, settings={"rocketmq.name-server": "embedded:./data"})
 
 def docs(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "mqtemplate", "docs", "asyncapi", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    return run_python(folder, "-m", "mqtemplate", "docs", "asyncapi", *arguments)
 
 
 def test_the_document_is_written_as_yaml_and_as_json(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.programs import run_python
 from tests.running.program import Program
 
 
@@ -22,14 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_a_new_project_passes_its_test_and_runs(run: CommandLine, tmp_path: Path) -> None:
     result = run.plain("init", "shop-demo")
     project = tmp_path / "shop-demo"
-    tested = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=project,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
+    tested = run_python(project, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider")
     with Program(project, "mqtemplate", "run", "app", PYTHONUNBUFFERED="1") as program:
         program.wait_for("hello, shop-demo")
         code = program.stop()

@@ -154,19 +154,28 @@ def test_without_an_address_the_command_names_both_ways(tmp_path: Path, capsys: 
 
 
 @pytest.mark.feature("14.3")
-def test_a_server_has_health_and_metrics_on_its_management_port(tmp_path: Path) -> None:
+def test_a_server_has_health_and_metrics_on_its_management_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An application with the same ``application.yml`` shares the port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    text = f"mqtemplate: {{management: {{enabled: true, port: {port}}}}}"
+    text = f"mqtemplate: {{management: {{enabled: true, port: {port}, token: {TOKEN}}}}}"
     (tmp_path / "application.yml").write_text(text)
-    with BrokerProcess(tmp_path, "--config", str(tmp_path)):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with BrokerProcess(tmp_path, "--config", str(tmp_path)) as broker:
 
         def get(path: str) -> bytes:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/actuator/{path}", timeout=30) as answer:
                 return bytes(answer.read())
 
         health, metrics = json.loads(get("health")), get("prometheus")
+        with MQApplication(bill, config_folder=tmp_path, settings={"rocketmq.name-server": str(broker.name_server)}):
+            both = json.loads(get("health/workers"))
+            paused = CommandLine("", tmp_path, capsys).plain("listeners", "pause", "bill", "--config", str(tmp_path))
 
+    assert both["components"] == {"1": {"status": "UP"}, "broker": {"status": "UP"}}
+    assert paused.output == "bill is paused in worker 1; lag 0, in flight 0\n"
     assert health["status"] == "UP"
     assert {"broker", "flush", "diskSpace", "retention"} == health["components"].keys()
     assert b"mqtemplate_server_connections" in metrics

@@ -20,6 +20,8 @@ from mqtemplate.cli.main import _COMMANDS
 from mqtemplate.cli.output import ExitCode
 from mqtemplate.message import Message
 from tests.cli.running import CommandLine, prepare
+from tests.programs import finish
+from tests.waiting import PATIENCE_S
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -37,6 +39,7 @@ def start(*arguments: str, environment: dict[str, str] | None = None) -> subproc
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **(environment or {})},
+        start_new_session=True,
     )
 
 
@@ -110,7 +113,7 @@ def test_completion_offers_commands() -> None:
     environment = {"_MQTEMPLATE_COMPLETE": "complete_bash", "COMP_WORDS": "mqtemplate de", "COMP_CWORD": "1"}
 
     with start(environment=environment) as process:
-        output, errors = process.communicate(timeout=60)
+        output, errors = finish(process)
 
     assert "delayed" in output.split(), errors
 
@@ -122,11 +125,11 @@ def test_a_command_reads_a_directory_that_another_process_has_open(store: Path) 
     with EmbeddedBroker(store) as owner:
         owner.sends.send(Message("orders", b"new"))
         with start("topics", "orders", "--json", "--name-server", f"embedded:{store}") as process:
-            output, errors = process.communicate(timeout=60)
+            output, errors = finish(process)
         with start(
             "offsets", "reset", "billing", "orders", "--to", "latest", "--yes", "-n", f"embedded:{store}"
         ) as other:
-            _, refusal = other.communicate(timeout=60)
+            _, refusal = finish(other)
 
     assert '"message_count": 11' in output, errors
     assert other.returncode == ExitCode.IN_USE
@@ -141,7 +144,7 @@ def test_tail_follows_a_directory_until_ctrl_c(store: Path) -> None:
         owner.sends.send(Message("orders", b"followed"))
         second = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = finish(process)
 
     assert '"body": "{\\"number\\": 9}"' in first
     assert '"body": "followed"' in second
@@ -158,7 +161,7 @@ def test_a_closed_pipe_ends_a_command_without_an_error(store: Path) -> None:
         for number in range(2):
             owner.sends.send(Message("orders", b"%d" % number))
         errors = process.stderr.read()
-        process.wait(60)
+        process.wait(PATIENCE_S)
     process.stderr.close()
 
     assert (process.returncode, errors) == (0, "")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mqtemplate.context.settings.source import PROCESS, CommandLine
+from mqtemplate.cli.commands.run import _management
+from mqtemplate.context.settings.source import PROCESS, CommandLine, load_settings
+from mqtemplate.errors import ConfigurationError
 from tests.cli.running import CommandLine as Cli
 from tests.cli.running import Result
+from tests.programs import run_python
+
+OBSERVED = {"mqtemplate.management.enabled": True, "mqtemplate.management.port": 9090}
 
 APP = """
 from mqtemplate import MQApplication, message_listener, service
@@ -72,6 +76,26 @@ def test_check_reports_an_invalid_listener_with_its_place(run: Cli, shop: Path) 
     assert result.code == 1
     assert "ListenerError: listener shop.bill: parameter 'order' has no type" in result.errors
     assert f"{shop / 'shop.py'}, line" in result.errors
+
+
+def test_workers_without_a_folder_to_find_each_other_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqtemplate.console.group.private_folder", lambda: None)
+    settings = load_settings(tmp_path, environment={}, arguments=OBSERVED)
+
+    with (
+        pytest.raises(ConfigurationError, match="neither XDG_RUNTIME_DIR nor the temporary folder can be used; set TM"),
+        _management(settings, None, lambda: {"1": None, "2": None}),
+    ):
+        pass
+
+
+def test_a_single_worker_serves_its_management_itself(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, environment={}, arguments=OBSERVED)
+
+    with _management(settings, None, lambda: {"1": None}) as folder:
+        assert folder is None
 
 
 def test_listeners_selects_by_the_last_parts_of_ids(run: Cli) -> None:
@@ -205,6 +229,6 @@ def test_check_imports_neither_spark_nor_a_web_framework_nor_the_client_of_a_clu
         "print([name for name in names if name in sys.modules])"
     )
 
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = run_python(shop, "-c", program)
 
     assert done.stdout.splitlines()[-1] == "[]"

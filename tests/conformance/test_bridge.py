@@ -13,6 +13,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.conformance.servers import rocketmq_server
 from tests.contract.test_remote_rocketmq import until_registered
+from tests.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.conformance,
@@ -21,7 +22,6 @@ pytestmark = [
     pytest.mark.feature("clusters"),
 ]
 
-PATIENCE_S = 60
 ANYWHERE = HostAddress("127.0.0.1", 0)
 
 

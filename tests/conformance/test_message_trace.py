@@ -9,11 +9,9 @@ import pytest
 
 from mqtemplate import Message, MQApplication, TransactionState, message_listener, transaction_listener
 from tests.conformance.java_clients import Case
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(180), pytest.mark.feature("message-trace")]
-
-PATIENCE_S = 60
 
 
 @pytest.mark.parametrize("trace_topic", ["", "shop-traces"])
@@ -49,7 +47,7 @@ def test_mqadmin_shows_who_sent_and_who_consumed_a_message(newest: Case, trace_t
         text = newest.tools.mqadmin("queryMsgTraceById", "-n", newest.server.address, "-i", sent.msg_id, *chosen)
         return text if group in text else None
 
-    text = eventually(shown, "the trace can be found by the id of the message", timeout_s=PATIENCE_S)
+    text = eventually(shown, "the trace can be found by the id of the message")
     rows = [line.split() for line in text.splitlines() if line.strip()]
     assert any(row[:2] == ["Pub", "shop"] and "success" in row for row in rows), text
     assert re.search(rf"Sub\s+{re.escape(group)}\b", text), text
@@ -78,4 +76,4 @@ def test_mqadmin_reads_the_trace_of_a_transaction(newest: Case) -> None:
         text = newest.tools.mqadmin("queryMsgTraceById", "-n", newest.server.address, "-i", sent.msg_id)
         return text if "traced-shop" in text else None
 
-    assert eventually(shown, "the trace can be found by the id of the message", timeout_s=PATIENCE_S)
+    assert eventually(shown, "the trace can be found by the id of the message")

@@ -15,14 +15,13 @@ from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import TransactionState
 from mqtemplate.topics import HALF_TOPIC, OP_TOPIC
 from tests.conformance.store_contents import read_all, settings
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 _TOPIC = "transactions"
 _ROCKETMQ_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000}
 _EMBEDDED_SETTINGS = {"transaction_timeout_ms": 1_000, "transaction_check_interval_ms": 1_000}
-_TIMEOUT_S = 60
 
 
 def test_each_owner_ends_the_open_transactions_of_the_other(
@@ -51,7 +50,7 @@ def test_each_owner_ends_the_open_transactions_of_the_other(
         java.connect()
         # A rolled back transaction with the same body defines the client's response to the check.
         java.transaction({"topic": _TOPIC, "body": b"embedded, open"}, "rollback", ["commit"])
-        found = java.read(_TOPIC, 4, _TIMEOUT_S * 1_000)
+        found = java.read(_TOPIC, 4, PATIENCE_S * 1_000)
         eventually(lambda: _all_ended(java), "RocketMQ has stored the end of each transaction")
         rocketmq.stop()
 
@@ -98,6 +97,6 @@ def _commit_one(broker: EmbeddedBroker, group: str) -> list[MessageExt]:
 
     broker.store.watch(_TOPIC, delivered.set)
     registration = broker.transactions.check_transactions(group, check)
-    assert delivered.wait(_TIMEOUT_S)
+    assert delivered.wait(PATIENCE_S)
     registration.close()
     return checked

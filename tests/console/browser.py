@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,37 +10,22 @@ from typing import Any
 import pytest
 
 from mqtemplate.console import DashboardServer
+from tests.chromium import FLAGS, find_chromium, missing_for_a_browser
 from tests.console.pages import Shop
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Yield a browser, or skip the test with the reason."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: make setup")
-    with sync_api.sync_playwright() as playwright:
-        path = _executable(playwright.chromium.executable_path)
-        if path is None:
-            pytest.skip(f"no Chromium on this machine: {sys.executable} -m playwright install chromium")
-        browser = playwright.chromium.launch(executable_path=path, headless=True, args=list(FLAGS))
+    missing = missing_for_a_browser()
+    if missing is not None:
+        pytest.skip(missing)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), headless=True, args=list(FLAGS))
         yield browser
         browser.close()
-
-
-def _executable(downloaded: str) -> str | None:
-    """Return the path of the Chromium that playwright downloaded, or of the system's; None if there is neither."""
-    if Path(downloaded).exists():
-        return downloaded
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @contextmanager

@@ -21,9 +21,8 @@ from mqtemplate.listener import message_listener
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing.harness import Harness
 from tests.context.loading import AppOf
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 30
 PATIENCE_MS = PATIENCE_S * 1_000
 
 

@@ -22,11 +22,10 @@ from mqtemplate import (
 from mqtemplate.errors import MQTemplateError, RemoteConnectError
 from mqtemplate.message import HostAddress
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.feature("clusters")
 
-PATIENCE_S = 60
 ANYWHERE = HostAddress("127.0.0.1", 0)
 
 
@@ -127,7 +126,7 @@ def test_the_health_covers_all_clusters(servers: tuple[LocalCluster, LocalCluste
             )
             audit_runs.close()
 
-            eventually(lambda: not app.health().is_up, "the outage is noticed", timeout_s=PATIENCE_S)
+            eventually(lambda: not app.health().is_up, "the outage is noticed")
             after = app.health()
             assert (after.is_ready, after.brokers["broker"]) == (True, None)
             assert str(audit.address) in str(after.brokers["audit"])

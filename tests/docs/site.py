@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,30 +17,11 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 from tests.docs.fences import DOCS
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-CHROMIUM_OPTIONS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 def missing_for_the_site() -> str | None:
     """Return why the site cannot be built, or None."""
     missing = [name for name in ("mkdocs", "material", "mkdocstrings") if find_spec(name) is None]
     return f"no {', '.join(missing)}: make docs" if missing else None
-
-
-def missing_for_the_browser() -> str | None:
-    """Return why no browser can be started, or None."""
-    if CHROMIUM is None:
-        return "no Chromium on the PATH"
-    return None if find_spec("playwright") else "no playwright: make docs"
 
 
 def build_site(folder: Path) -> None:

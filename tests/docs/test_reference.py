@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from mqtemplate import RocketMQTemplate
+from mqtemplate.template.spring_names import SpringNames
 from tests.docs.fences import DOCS
 
 SHADOWED = {
@@ -32,11 +34,16 @@ COMPLETE = (
 )
 """Packages all of whose exported names are public."""
 
-NAMES = [
-    SHADOWED.get(path, path)
-    for page in sorted((DOCS / "reference").glob("*.md"))
-    for path in re.findall(r"^::: (\S+)$", page.read_text("utf-8"), re.MULTILINE)
-]
+TEMPLATE = "mqtemplate.RocketMQTemplate."
+
+
+def names_on(page: str) -> list[str]:
+    """Return the names on a page of the reference, in order."""
+    text = (DOCS / "reference" / f"{page}.md").read_text("utf-8")
+    return [SHADOWED.get(path, path) for path in re.findall(r"^::: (\S+)$", text, re.MULTILINE)]
+
+
+NAMES = [path for page in sorted((DOCS / "reference").glob("*.md")) for path in names_on(page.stem)]
 
 
 def exported(package: str) -> set[str]:
@@ -64,6 +71,9 @@ def test_a_name_stands_in_the_reference_once() -> None:
 
 @pytest.mark.parametrize("path", NAMES)
 def test_a_name_of_the_reference_is_exported_and_documented(path: str) -> None:
+    if path.startswith(TEMPLATE):
+        path, _, method = path.rpartition(".")
+        assert (inspect.getdoc(inspect.getattr_static(RocketMQTemplate, method)) or "").strip()
     package, _, name = path.rpartition(".")
     if name == "MQTemplateBackend" and find_spec("django.tasks") is None:
         pytest.importorskip("django_tasks", reason="the backend needs tasks, and this Django is older than 6")
@@ -71,3 +81,26 @@ def test_a_name_of_the_reference_is_exported_and_documented(path: str) -> None:
     assert name in importlib.import_module(package).__all__
     value = getattr(importlib.import_module(package), name)
     assert not (inspect.isclass(value) or inspect.isfunction(value)) or (value.__doc__ or "").strip()
+
+
+def test_the_reference_of_the_template_begins_with_what_an_application_calls() -> None:
+    """Each method has a place of its own. The class, with its constructor and Spring's names, is the last."""
+    page = names_on("sending")
+    methods = [path.removeprefix(TEMPLATE) for path in page if path.startswith(TEMPLATE)]
+
+    assert methods[:4] == ["sync_send", "async_send", "send_one_way", "convert_and_send"]
+    assert page[: len(methods)] == [TEMPLATE + name for name in methods]
+    assert page[-1] == "mqtemplate.RocketMQTemplate"
+
+
+def test_no_method_of_the_template_is_missing_in_the_reference() -> None:
+    """Beside the awaitable forms, which its first lines name."""
+    public = {name for name in dir(RocketMQTemplate) if not name.startswith("_")} - set(dir(SpringNames))
+
+    left_out = {name for name in public if TEMPLATE + name not in names_on("sending")}
+
+    assert {name for name in left_out if TEMPLATE + name.removeprefix("async_") not in names_on("sending")} == {
+        "add_outbox"  # called by an outbox
+    }
+    page = (DOCS / "reference" / "sending.md").read_text("utf-8")
+    assert [name for name in left_out if name.startswith("async_") and f"`{name}`" not in page] == []

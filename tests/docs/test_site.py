@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.docs.site import (
-    CHROMIUM,
-    CHROMIUM_OPTIONS,
-    Site,
-    build_site,
-    missing_for_the_browser,
-    missing_for_the_site,
-    serve,
-)
+from tests.console.browser import chromium
+from tests.docs.fences import DOCS
+from tests.docs.site import Site, build_site, missing_for_the_site, serve
+from tests.docs.test_links import pages_of
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.timeout(600),  # a hundred pages, twice in a browser
     pytest.mark.skipif(missing_for_the_site() is not None, reason=str(missing_for_the_site())),
 ]
-in_browser = pytest.mark.skipif(missing_for_the_browser() is not None, reason=str(missing_for_the_browser()))
 
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 900}
@@ -45,12 +41,8 @@ def address(site: Site) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_OPTIONS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 class Visit:
@@ -98,7 +90,6 @@ def test_no_page_loads_anything_from_another_host(site: Site) -> None:
     assert site.foreign_resources() == []
 
 
-@in_browser
 def test_every_page_opens_on_a_desktop_in_light_colours(site: Site, address: str, browser: Any) -> None:
     """No error on the console, no exception, no missing file, no request to another host."""
     visit = Visit(browser, address, viewport=DESKTOP, color_scheme="light")
@@ -111,7 +102,6 @@ def test_every_page_opens_on_a_desktop_in_light_colours(site: Site, address: str
     assert schemes == {"default"}
 
 
-@in_browser
 def test_every_page_opens_on_a_phone_in_dark_colours(site: Site, address: str, browser: Any) -> None:
     """Tables, code and pictures scroll inside of the page; the page itself is not wider than the screen."""
     visit = Visit(browser, address, viewport=PHONE, color_scheme="dark")
@@ -128,7 +118,6 @@ def test_every_page_opens_on_a_phone_in_dark_colours(site: Site, address: str, b
     assert schemes == {"slate"}
 
 
-@in_browser
 def test_the_pictures_follow_the_switch_between_light_and_dark(address: str, browser: Any) -> None:
     visit = Visit(browser, address, viewport=DESKTOP, color_scheme="light")
     visit.open("index.html")
@@ -140,7 +129,6 @@ def test_the_pictures_follow_the_switch_between_light_and_dark(address: str, bro
     assert visit.window.evaluate(ink) != light
 
 
-@in_browser
 def test_the_search_finds_a_page_that_was_opened_from_the_disk(site: Site, browser: Any) -> None:
     """Without a server: the index is a script, and the worker an iframe."""
     window = browser.new_page(viewport=DESKTOP)
@@ -150,3 +138,33 @@ def test_the_search_finds_a_page_that_was_opened_from_the_disk(site: Site, brows
     window.wait_for_selector(".md-search-result__item")
 
     assert "failures.html" in window.locator(".md-search-result__item a").first.get_attribute("href")
+
+
+def section_of(page: str) -> str:
+    """Return the section of the navigation that has a page."""
+    navigation = yaml.safe_load((DOCS / "site" / "mkdocs.yml").read_text("utf-8"))["nav"]
+    source = page.removesuffix(".html") + ".md"
+    return next(section for entry in navigation for section, pages in entry.items() if source in pages_of(pages))
+
+
+def found_by(site: Site, browser: Any, query: str) -> list[str]:
+    """Return the pages that the search shows, the first one first."""
+    window = browser.new_page(viewport=DESKTOP)
+    window.goto(Path(site.folder, "index.html").as_uri())
+    window.locator("input[name='query']").fill(query)
+    window.wait_for_selector(".md-search-result__item")
+    links = [each.get_attribute("href") for each in window.locator(".md-search-result__item > a").all()]
+    return [re.split("[#?]", link.removeprefix(f"{site.folder.as_uri()}/"))[0] for link in links]
+
+
+@pytest.mark.parametrize("query", ["cancel", "delay", "retry", "dead letter", "outbox", "schedule", "transaction"])
+def test_the_search_shows_a_guide_before_the_reference_and_the_pages_of_maintainers(
+    site: Site, browser: Any, query: str
+) -> None:
+    pages = found_by(site, browser, query)
+
+    assert section_of(pages[0]) in ("Start", "Guides", "Operations"), pages
+
+
+def test_the_search_shows_a_name_of_the_api_in_the_reference_first(site: Site, browser: Any) -> None:
+    assert found_by(site, browser, "send_one_way")[0] == "reference/sending.html"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.docs.fences import DOCS, ROOT, fences
+from tests.docs.fences import DOCS, fences
+from tests.programs import run_python
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(300)]
 
@@ -48,15 +46,7 @@ def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path: Path) -> None:
     program = "\n".join([BEFORE, *(block for block in blocks if BY_SERVER not in block), AFTER])
     (tmp_path / "page.py").write_text(program, "utf-8")
 
-    done = subprocess.run(
-        [sys.executable, "page.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_python(tmp_path, "page.py")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the end of the page" in done.stdout

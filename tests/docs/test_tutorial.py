@@ -14,7 +14,8 @@ import pytest
 
 from bench.peer.rocketmq import free_port
 from tests.docs.fences import DOCS, Fence, fences, missing_lines
-from tests.waiting import eventually
+from tests.programs import end_group, run
+from tests.waiting import PATIENCE_S, eventually
 
 STEPS = sorted((DOCS / "tutorial").glob("[0-9]*.md"))
 SHORT = {"05-cancel", "09-schedules"}
@@ -28,7 +29,12 @@ class Terminal:
         self._log = folder / f".{len(list(folder.iterdir()))}.log"
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                shlex.split(command), cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+                shlex.split(command),
+                cwd=folder,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def shows(self, lines: str) -> None:
@@ -41,14 +47,13 @@ class Terminal:
 
     def kill(self) -> None:
         """End the program of a step that failed."""
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        end_group(self._process)
+        self._process.wait()
 
     def interrupt(self) -> None:
         """Press Ctrl-C, and wait for the end."""
         self._process.send_signal(signal.SIGINT)
-        assert self._process.wait(60) == 0, self.output()
+        assert self._process.wait(PATIENCE_S) == 0, self.output()
 
 
 class Reader:
@@ -92,16 +97,7 @@ class Reader:
             self.terminals[fence.title] = Terminal(command, self.folder, self.environment)
             self.terminals[fence.title].shows(shown)
             return
-        done = subprocess.run(
-            command,
-            shell=True,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = run(["sh", "-c", command], self.folder, self.environment)
         assert done.returncode == 0, done.stdout + done.stderr
         assert missing_lines(shown, done.stdout) == [], done.stdout + done.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,8 @@ from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.testing import Harness
 from tests.store.small_store import NothingPending
 
+pytestmark = pytest.mark.usefixtures("utc")  # delete hours are local time
+
 FILE = 65_536
 BODY = bytes(20_000)  # three messages fill a file
 SMALL = EmbeddedSettings(
@@ -36,15 +37,6 @@ FULL = (
     r"not stored: the disk is 95% full, and above 90% \(disk-space-warning-level-ratio\) no message is taken; free "
     "space there, or raise the ratio, then send again: what was acknowledged is safe"
 )
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 def open_broker(folder: Path | None, clock: VirtualClock | None = None) -> EmbeddedBroker:

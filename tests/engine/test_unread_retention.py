@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,8 @@ from mqtemplate.message import Message, MessageQueue
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing import Harness
 
+pytestmark = pytest.mark.usefixtures("utc")  # delete hours are local time
+
 FILE = 65_536
 DAY_MS = 86_400_000
 BODY = bytes(20_000)  # three messages fill a file
@@ -28,16 +29,6 @@ SMALL = EmbeddedSettings(
     default_topic_queue_nums=1,
 )
 ORDERS = MessageQueue("orders", "broker-a", 0)
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Delete hours are UTC."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.fixture

@@ -11,9 +11,7 @@ from typing import Any
 from mqtemplate import ConsumeMode, MessageModel, MQApplication, message_listener
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.listener import ListenerContainer
-from tests.waiting import eventually
-
-PATIENCE_S = 30
+from tests.waiting import PATIENCE_S, eventually
 
 
 class Counted:
@@ -60,7 +58,7 @@ class Counted:
         self._may_proceed.release(count)
 
     def until_running(self, count: int) -> None:
-        eventually(lambda: self.running == count, f"{count} handlers run", timeout_s=PATIENCE_S)
+        eventually(lambda: self.running == count, f"{count} handlers run")
 
 
 def check_changes(
@@ -86,12 +84,12 @@ def check_changes(
     assert counted.started == before  # none started while more than one ran
 
     counted.proceed(5)
-    eventually(lambda: counted.started == before + 5, "the next ones run one by one", timeout_s=PATIENCE_S)
+    eventually(lambda: counted.started == before + 5, "the next ones run one by one")
     container.set_concurrency(3)
     counted.until_running(min(3, at_most))
     counted.proceed(1_000)
-    eventually(lambda: counted.handled.total() >= 60, "all are handled", timeout_s=PATIENCE_S)
-    eventually(lambda: container.in_flight == 0, "all are finished", timeout_s=PATIENCE_S)
+    eventually(lambda: counted.handled.total() >= 60, "all are handled")
+    eventually(lambda: container.in_flight == 0, "all are finished")
 
     assert counted.handled == Counter(bodies)
     assert container.concurrency == 3
@@ -106,7 +104,7 @@ def check_application(address: str, case: Mapping[str, Any]) -> None:
         broker.create_topic(topic, 4)
     with MQApplication(listener, settings={"rocketmq.name-server": address}, environment={}) as app:
         [container] = app.containers
-        eventually(lambda: len(container.positions()) >= 4, "the queues are assigned", timeout_s=PATIENCE_S)
+        eventually(lambda: len(container.positions()) >= 4, "the queues are assigned")
         check_changes(
             counted,
             container,

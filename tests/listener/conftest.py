@@ -20,8 +20,8 @@ from mqtemplate.listener import ListenerContainer, ListenerRegistry, message_lis
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.results import SendResult
 from mqtemplate.testing import Harness
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 60
 MakeMessage = Callable[..., MessageExt]
 
 

@@ -27,6 +27,7 @@ LABELS = {
     "mqtemplate_listener",
     "mqtemplate_next_step",
     "mqtemplate_service",
+    "mqtemplate_worker",
 }
 NAME = re.compile(r"\b(?:messaging|mqtemplate)_\w+")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.template import RocketMQTemplate
 from tests.forking import fork, in_child
+from tests.programs import run_python
 from tests.store.small_store import draft, small
 from tests.waiting import eventually
 
@@ -327,7 +326,7 @@ def bill(order: str) -> None:
 with MQApplication(bill, settings={"rocketmq.name-server": "embedded:" + sys.argv[1]}, environment={}) as app:
     for number in range(1, 6):
         app.template.sync_send("orders", str(number), hash_key="a")
-    done.wait(60)
+    done.wait()
 print("parent", os.getpid())
 """
 
@@ -335,14 +334,9 @@ print("parent", os.getpid())
 def test_a_child_forked_in_a_handler_handles_no_further_message(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(HANDLER_THAT_FORKS, encoding="utf-8")
 
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", tmp_path / "program.py", tmp_path / "store"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    ended = run_python(tmp_path, "-W", "ignore", "program.py", str(tmp_path / "store"))
 
+    assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     parent = lines[-1].removeprefix("parent ")
     assert sorted(line for line in lines if line.startswith(parent)) == [f"{parent} {number}" for number in range(1, 6)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from mqtemplate.context.settings.features import LoggingSettings
 from mqtemplate.errors import MessageError
 from mqtemplate.event_log import get_logger
 from mqtemplate.processes import is_terminal, write_text
-from tests.programs import environment
+from tests.programs import environment, run, run_python
 
 
 class _Bare:
@@ -176,14 +175,7 @@ def test_an_application_runs_without_standard_streams(
     """As a daemon, under pythonw, in a notebook: it starts, stops, and an invalid one ends with code 1."""
     (tmp_path / "app.py").write_text("import json\n" + _PROGRAM)
 
-    ended = subprocess.run(
-        [sys.executable, "app.py", kind, json.dumps(keys)],
-        cwd=tmp_path,
-        capture_output=True,
-        check=False,
-        timeout=60,
-        env=environment(),
-    )
+    ended = run_python(tmp_path, "app.py", kind, json.dumps(keys))
 
     assert ended.returncode == code
 
@@ -193,9 +185,7 @@ def test_the_command_line_works_with_closed_descriptors(tmp_path: Path) -> None:
     command = f'"{sys.executable}" -m mqtemplate'
     script = f"{command} init shop >&- 2>&- <&-; echo $?; {command} topics -n embedded:none >&- 2>&-; echo $?"
 
-    ended = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment()
-    )
+    ended = run(["sh", "-c", script], tmp_path, environment())
 
     assert ended.stdout.split() == ["0", "1"]
     assert (tmp_path / "shop" / "app.py").exists()

@@ -6,7 +6,10 @@ The workers share a broker that runs as a server, as docs/web describes it.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import socket
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,6 +141,36 @@ def test_two_workers_of_uvicorn_share_the_server(tmp_path: Path) -> None:
         code = server.stop()
 
     assert code == 0
+
+
+def test_two_workers_of_uvicorn_share_the_management_address(tmp_path: Path, broker: BrokerProcess) -> None:
+    """No process of ours is their parent. The first one serves the address, and the other one when that is killed."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (tmp_path / "web.py").write_text(FASTAPI, "utf-8")
+    (tmp_path / "application.yml").write_text(
+        f"rocketmq: {{name-server: '{broker.name_server}'}}\n"
+        f"mqtemplate: {{management: {{enabled: true, port: {port}}}}}",
+        "utf-8",
+    )
+
+    def processes() -> dict[str, int]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/actuator/info", timeout=30) as answer:
+                return {each["worker"]: each["pid"] for each in json.loads(answer.read())["workers"]}
+        except (OSError, KeyError):  # the process that serves was killed, or is alone still
+            return {}
+
+    command = ("uvicorn", "--workers", "2", "--port", "0", "web:web")
+    with WebServer(tmp_path, *command, environment={"XDG_RUNTIME_DIR": str(tmp_path)}) as server:
+        first = eventually(lambda: len(found := processes()) == 2 and found, "both workers are shown")
+        os.kill(first["1"], signal.SIGKILL)
+        eventually(lambda: len(found := processes()) == 2 and found["2"] == first["2"], "a new worker is shown")
+        code = server.stop()
+
+    assert code == 0
+    assert first["1"] != first["2"]
+    assert "cannot be used" not in server.output
 
 
 def test_reload_of_uvicorn_opens_the_store_directory_again(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Certificates:
         return cert, key
 
     def _openssl(self, *arguments: str | Path) -> None:
-        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+        subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
 
 
 def _new_key(path: Path, password: str | None = None) -> tuple[str | Path, ...]:

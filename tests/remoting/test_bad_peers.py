@@ -16,7 +16,8 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.remoting import ConnectionLimits, RemotingServerSettings
 from mqtemplate.remoting.protocol import RemotingCommand, encode_command
 from tests.remoting.conftest import OpenPeer, StartServer
-from tests.remoting.wire import BIG, ECHO, HOLD, TIMEOUT_S, EchoServer, RawPeer, echo, hold
+from tests.remoting.wire import BIG, ECHO, HOLD, EchoServer, RawPeer, echo, hold
+from tests.waiting import PATIENCE_S
 
 FRAME = encode_command(RemotingCommand(ECHO, opaque=1, body=b"body"))
 
@@ -51,7 +52,7 @@ def test_a_bad_frame_closes_its_connection_with_a_log_line(
     with capture_logs() as logs:
         peer.send(data)
         assert peer.is_closed_by_peer()
-        closed = server.closed.get(timeout=TIMEOUT_S)
+        closed = server.closed.get(timeout=PATIENCE_S)
 
     (line,) = [entry for entry in logs if entry["event"] == "remoting.connection_closed"]
     assert reason in line["reason"]
@@ -75,7 +76,7 @@ def test_the_request_of_an_incomplete_frame_is_not_carried_out(
         peer.send(FRAME[:cut])
         peer.socket.shutdown(socket.SHUT_WR)
         assert peer.is_closed_by_peer()
-        server.closed.get(timeout=TIMEOUT_S)
+        server.closed.get(timeout=PATIENCE_S)
 
     assert reasons(logs) == [f"the peer closed it after {cut} bytes of an incomplete frame"]
     assert server.seen.empty()
@@ -109,7 +110,7 @@ def test_a_frame_larger_than_allowed_is_refused_before_it_is_complete(
     with capture_logs() as logs:
         bad.send(encode_command(echo(bytes(2_000)))[:500])
         assert bad.is_closed_by_peer()
-        server.closed.get(timeout=TIMEOUT_S)
+        server.closed.get(timeout=PATIENCE_S)
 
     assert "allowed are 4 to 996" in reasons(logs)[0]
     assert good.invoke(echo(bytes(500))).code == 0
@@ -194,9 +195,9 @@ def test_a_connection_with_too_much_unread_output_is_closed(start_server: StartS
 
     with capture_logs() as logs:
         # All of them before the first response: a connection with much unread output is not read.
-        for connection, held in [server.held.get(timeout=TIMEOUT_S) for _ in range(64)]:
+        for connection, held in [server.held.get(timeout=PATIENCE_S) for _ in range(64)]:
             connection.reply(held.response(body=bytes(1 << 20)))
-        assert server.closed.get(timeout=TIMEOUT_S) is connection
+        assert server.closed.get(timeout=PATIENCE_S) is connection
 
     (line,) = [entry for entry in logs if entry["event"] == "remoting.connection_closed"]
     assert ("bytes of responses unread" in line["reason"], line["log_level"]) == (True, "warning")
@@ -215,10 +216,10 @@ def test_the_connection_with_the_most_unread_output_is_closed_above_the_common_l
         for opaque, peer in enumerate((*modest, greedy, greedy, greedy, greedy)):
             peer.send(encode_command(RemotingCommand(HOLD, opaque=opaque)))
         # All of them before the first response: a connection with much unread output is not read.
-        for connection, held in [server.held.get(timeout=TIMEOUT_S) for _ in range(6)]:
+        for connection, held in [server.held.get(timeout=PATIENCE_S) for _ in range(6)]:
             is_greedy = connection.remote.port == greedy.socket.getsockname()[1]
             connection.reply(held.response(body=bytes(15 << 20 if is_greedy else 10 << 20)))
-        closed = server.closed.get(timeout=TIMEOUT_S)
+        closed = server.closed.get(timeout=PATIENCE_S)
 
     assert closed.remote.port == greedy.socket.getsockname()[1]
     assert "bytes of unread responses, this one" in reasons(logs)[0]
@@ -236,7 +237,7 @@ def test_the_connection_with_the_largest_incomplete_frame_is_closed_above_the_co
     with capture_logs() as logs:
         greedy.send(encode_command(echo(bytes(900_000)))[:-1])
         modest.send(whole[:-1])
-        assert server.closed.get(timeout=TIMEOUT_S).remote.port == greedy.socket.getsockname()[1]
+        assert server.closed.get(timeout=PATIENCE_S).remote.port == greedy.socket.getsockname()[1]
         assert good.invoke(echo()).code == 0
         modest.send(whole[-1:])
         assert modest.next_command().code == 0
@@ -254,7 +255,7 @@ def test_a_peer_with_too_many_unanswered_requests_gets_system_busy(
     peer.send(b"".join(encode_command(RemotingCommand(HOLD, opaque=number)) for number in range(4)))
 
     refused = peer.next_command()
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = server.held.get(timeout=PATIENCE_S)
     connection.reply(held.response())
 
     assert (refused.opaque, refused.code) == (3, 2)
@@ -289,7 +290,7 @@ def test_2500_dropped_connections_leave_no_memory_behind(
         if number % 100 == 0:
             assert other.invoke(echo()).code == 0
 
-    closed = [server.closed.get(timeout=TIMEOUT_S) for _ in range(2_500)]
+    closed = [server.closed.get(timeout=PATIENCE_S) for _ in range(2_500)]
 
     assert len({connection.id for connection in closed}) == 2_500
     assert len(server.connections()) == 1
@@ -305,7 +306,7 @@ def test_more_connections_than_allowed_are_closed_at_once(start_server: StartSer
         assert open_peer(server).is_closed_by_peer()
         assert open_peer(server).is_closed_by_peer()
         first[0].socket.close()
-        server.closed.get(timeout=TIMEOUT_S)
+        server.closed.get(timeout=PATIENCE_S)
         assert open_peer(server).invoke(echo()).code == 0
 
     reasons = [entry["reason"] for entry in logs if entry["event"] == "remoting.connection_refused"]
@@ -336,7 +337,7 @@ def test_the_server_accepts_again_when_file_descriptors_are_free(
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     clock.move_ms(1_000)
     server.loop.wake()
-    waiting.settimeout(TIMEOUT_S)
+    waiting.settimeout(PATIENCE_S)
     waiting.sendall(FRAME)
 
     assert waiting.recv(4)

@@ -12,7 +12,6 @@ from mqtemplate.remoting.protocol.acl import is_signed_with
 from tests.remoting.conftest import NewClient
 from tests.remoting.wire import (
     LONG_MS,
-    TIMEOUT_S,
     UNKNOWN,
     EchoServer,
     Results,
@@ -21,6 +20,7 @@ from tests.remoting.wire import (
     refuse_with_go_away,
     response_of,
 )
+from tests.waiting import PATIENCE_S
 
 # --- requests of brokers --------------------------------------------------------------------------------
 
@@ -51,13 +51,13 @@ def test_a_brokers_request_may_be_answered_later_or_by_another_request(
     server.seen.get()
     results: Results = queue.Queue()
     server.connections()[0].request(RemotingCommand(39), LONG_MS, results.put)
-    channel, request = requests.get(timeout=TIMEOUT_S)
+    channel, request = requests.get(timeout=PATIENCE_S)
 
     channel.send_one_way(echo(b"committed"))
     channel.reply(request.response(remark="later"))
 
     assert response_of(results).remark == "later"
-    assert server.seen.get(timeout=TIMEOUT_S).body == b"committed"
+    assert server.seen.get(timeout=PATIENCE_S).body == b"committed"
 
 
 def test_a_client_without_a_processor_refuses_a_brokers_request(server: EchoServer, client: RemotingClient) -> None:
@@ -108,10 +108,10 @@ def test_every_request_is_signed(server: EchoServer, new_client: NewClient) -> N
     response_of(results)
     client.invoke_one_way(address_of(server), echo(b"B", topic="T1"))
     server.connections()[0].send_one_way(RemotingCommand(39))
-    channels.get(timeout=TIMEOUT_S).send_one_way(echo(b"B", topic="T1"))
+    channels.get(timeout=PATIENCE_S).send_one_way(echo(b"B", topic="T1"))
 
     for _ in range(4):
-        seen = server.seen.get(timeout=TIMEOUT_S)
+        seen = server.seen.get(timeout=PATIENCE_S)
         assert is_signed_with(seen, "SK12345")
         assert not is_signed_with(seen, "SK12346")
         assert (seen.ext_fields["AccessKey"], seen.ext_fields["SecurityToken"]) == ("AK", "lent")
@@ -123,7 +123,7 @@ def test_a_repeated_request_is_signed_again(server: EchoServer, new_client: NewC
 
     client.invoke(address_of(server), echo(b"B", topic="T1"), LONG_MS)
 
-    assert is_signed_with(server.seen.get(timeout=TIMEOUT_S), "SK")
+    assert is_signed_with(server.seen.get(timeout=PATIENCE_S), "SK")
 
 
 def test_requests_without_credentials_have_no_signature(server: EchoServer, client: RemotingClient) -> None:

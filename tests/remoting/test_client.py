@@ -28,7 +28,6 @@ from tests.remoting.wire import (
     ECHO,
     HOLD,
     LONG_MS,
-    TIMEOUT_S,
     EchoServer,
     Results,
     address_of,
@@ -40,7 +39,7 @@ from tests.remoting.wire import (
     refuse_with_go_away,
     response_of,
 )
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 def unused_address() -> str:
@@ -86,7 +85,7 @@ def test_responses_may_arrive_in_any_order(server: EchoServer, client: RemotingC
     client.invoke_async(address_of(server), echo(b"quick"), LONG_MS, results.put)
 
     first = response_of(results)
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = server.held.get(timeout=PATIENCE_S)
     connection.reply(held.response(body=held.body))
 
     assert (first.body, response_of(results).body) == (b"quick", b"held")
@@ -120,7 +119,7 @@ def test_a_blocking_call_in_a_callback_raises_an_error(server: EchoServer, clien
 
     client.invoke_async(address_of(server), echo(), LONG_MS, block)
 
-    assert errors.get(timeout=TIMEOUT_S).endswith("use invoke_async()")
+    assert errors.get(timeout=PATIENCE_S).endswith("use invoke_async()")
 
 
 def test_the_exception_of_a_callback_is_logged_and_the_next_callback_runs(
@@ -139,7 +138,7 @@ def test_the_exception_of_a_callback_is_logged_and_the_next_callback_runs(
 def test_a_one_way_request_is_marked_and_sent(server: EchoServer, client: RemotingClient) -> None:
     client.invoke_one_way(address_of(server), echo(b"by the way"))
 
-    seen = server.seen.get(timeout=TIMEOUT_S)
+    seen = server.seen.get(timeout=PATIENCE_S)
     assert (seen.is_one_way, seen.body) == (True, b"by the way")
 
 
@@ -151,7 +150,7 @@ def test_a_one_way_request_from_a_callback_does_not_block_it(start_server: Start
 
     client.invoke_async(address_of(first), echo(), LONG_MS, notify)
 
-    assert second.seen.get(timeout=TIMEOUT_S).body == b"by the way"
+    assert second.seen.get(timeout=PATIENCE_S).body == b"by the way"
 
 
 def test_a_large_request_and_a_large_response_arrive_complete(server: EchoServer, client: RemotingClient) -> None:
@@ -195,7 +194,7 @@ def test_the_error_of_a_timeout_states_that_the_request_may_have_been_carried_ou
 def test_a_late_response_is_ignored(server: EchoServer, client: RemotingClient) -> None:
     with pytest.raises(RemoteTimeoutError):
         client.invoke(address_of(server), RemotingCommand(HOLD), 1)
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = server.held.get(timeout=PATIENCE_S)
 
     connection.reply(held.response(body=b"too late"))
 
@@ -209,10 +208,10 @@ def test_each_callback_is_called_once_when_timeouts_and_responses_race(
     results: Results = queue.Queue()
     for number in range(200):
         client.invoke_async(address_of(server), RemotingCommand(HOLD), 1 + number % 7, results.put)
-        connection, held = server.held.get(timeout=TIMEOUT_S)
+        connection, held = server.held.get(timeout=PATIENCE_S)
         connection.reply(held.response())
 
-    first = [results.get(timeout=TIMEOUT_S) for _ in range(200)]
+    first = [results.get(timeout=PATIENCE_S) for _ in range(200)]
 
     assert all(isinstance(result, RemotingCommand | RemoteTimeoutError) for result in first)
     assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
@@ -263,18 +262,18 @@ def test_a_lost_connection_fails_all_pending_requests_at_once(server: EchoServer
     client = new_client(on_close=closed.put)
     for _ in range(20):
         client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
-    held = [server.held.get(timeout=TIMEOUT_S) for _ in range(20)]
+    held = [server.held.get(timeout=PATIENCE_S) for _ in range(20)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(client.invoke, address_of(server), RemotingCommand(HOLD), 3_600_000)
-        server.held.get(timeout=TIMEOUT_S)
+        server.held.get(timeout=PATIENCE_S)
         held[0][0].close("away")
 
     errors = [error_of(results) for _ in range(20)]
     assert all(isinstance(error, RemoteConnectError) for error in errors)
     assert len(set(map(id, errors))) == 20, "each has an error of its own to raise"
     assert "was lost before the response arrived (closed); the request may have been carried out" in str(errors[0])
-    assert isinstance(waiting.exception(TIMEOUT_S), RemoteConnectError)
-    assert closed.get(timeout=TIMEOUT_S) == address_of(server)
+    assert isinstance(waiting.exception(PATIENCE_S), RemoteConnectError)
+    assert closed.get(timeout=PATIENCE_S) == address_of(server)
 
 
 def test_the_next_use_opens_a_new_connection(start_server: StartServer, new_client: NewClient) -> None:
@@ -283,7 +282,7 @@ def test_the_next_use_opens_a_new_connection(start_server: StartServer, new_clie
     client = new_client(on_close=closed.put)
     assert client.invoke(address_of(server), echo(), LONG_MS).code == 0
     server.stop()
-    assert closed.get(timeout=TIMEOUT_S) == address_of(server)
+    assert closed.get(timeout=PATIENCE_S) == address_of(server)
 
     with pytest.raises(RemoteConnectError):
         client.invoke(address_of(server), echo(), LONG_MS)
@@ -297,7 +296,7 @@ def test_many_threads_open_one_connection(server: EchoServer, client: RemotingCl
     start = threading.Barrier(8)
 
     def ask(thread: int) -> None:
-        start.wait(TIMEOUT_S)
+        start.wait(PATIENCE_S)
         client.invoke(address_of(server), echo(), LONG_MS)
 
     in_threads(8, ask)
@@ -373,13 +372,13 @@ def test_closing_fails_all_pending_requests_and_ends_the_threads(server: EchoSer
     results: Results = queue.Queue()
     before = set(threading.enumerate())
     client.invoke_async(address_of(server), RemotingCommand(HOLD), 3_600_000, results.put)
-    server.held.get(timeout=TIMEOUT_S)
+    server.held.get(timeout=PATIENCE_S)
 
     client.close()
     client.close()
 
     assert "(the client is closed)" in str(error_of(results))
-    assert server.closed.get(timeout=TIMEOUT_S)
+    assert server.closed.get(timeout=PATIENCE_S)
     assert set(threading.enumerate()) <= before
 
 
@@ -400,13 +399,13 @@ def test_a_callback_and_a_processor_may_close_the_client(server: EchoServer, new
 
     first = new_client()
     first.invoke_async(address_of(server), echo(), LONG_MS, lambda _: close(first))
-    closed.get(timeout=TIMEOUT_S)
+    closed.get(timeout=PATIENCE_S)
     second = new_client(on_request=lambda channel, request: close(second))
     second.invoke(address_of(server), echo(), LONG_MS)
     for connection in server.connections():
         connection.send_one_way(RemotingCommand(40))
 
-    closed.get(timeout=TIMEOUT_S)
+    closed.get(timeout=PATIENCE_S)
 
 
 def test_closing_fails_all_requests_that_wait_for_a_connection(new_client: NewClient) -> None:

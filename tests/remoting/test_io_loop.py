@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.remoting.io_loop import READ, IoLoop
-from tests.remoting.wire import TIMEOUT_S
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_callbacks_of_each_thread_run_in_its_order(loop: IoLoop) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        finished.get(timeout=TIMEOUT_S)
+        finished.get(timeout=PATIENCE_S)
         thread.join()
 
     assert len(done) == 2_000
@@ -50,7 +50,7 @@ def test_an_earlier_timer_wakes_a_loop_that_sleeps_for_a_later_one(loop: IoLoop)
 
     loop.call_later(1, lambda: done.put("early"))
 
-    assert done.get(timeout=TIMEOUT_S) == "early"
+    assert done.get(timeout=PATIENCE_S) == "early"
     late.cancel()
 
 
@@ -61,7 +61,7 @@ def test_the_exception_of_a_callback_is_logged_and_the_next_callback_runs(loop: 
         loop.call_soon(lambda: 1 // 0)
         loop.call_later(0, lambda: {}["nothing"])
         loop.call_later(1, lambda: done.put("still here"))
-        assert done.get(timeout=TIMEOUT_S) == "still here"
+        assert done.get(timeout=PATIENCE_S) == "still here"
 
     assert [entry["event"] for entry in logs] == ["remoting.work_failed"] * 2
 
@@ -81,7 +81,7 @@ def test_a_handler_that_raises_an_exception_is_aborted(loop: IoLoop) -> None:
     with left, right, capture_logs() as logs:
         loop.call_soon(lambda: loop.watch(left, READ, Broken()))
         right.send(b"!")
-        assert ended.get(timeout=TIMEOUT_S) == "RuntimeError: unexpected"
+        assert ended.get(timeout=PATIENCE_S) == "RuntimeError: unexpected"
 
     assert logs[0]["event"] == "remoting.handler_failed"
 
@@ -93,13 +93,13 @@ def test_on_a_virtual_clock_timers_run_after_it_was_advanced() -> None:
     loop.start()
     loop.call_later(60_000, lambda: done.put("a minute"))
     loop.call_soon(lambda: done.put("at once"))
-    assert done.get(timeout=TIMEOUT_S) == "at once"
+    assert done.get(timeout=PATIENCE_S) == "at once"
     assert done.empty()
 
     clock.move_ms(60_000)
     loop.wake()
 
-    assert done.get(timeout=TIMEOUT_S) == "a minute"
+    assert done.get(timeout=PATIENCE_S) == "a minute"
     loop.stop()
 
 

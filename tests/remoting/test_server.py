@@ -28,7 +28,6 @@ from tests.remoting.wire import (
     PARTS,
     RAISE,
     SLOW,
-    TIMEOUT_S,
     UNKNOWN,
     EchoServer,
     RawPeer,
@@ -37,6 +36,7 @@ from tests.remoting.wire import (
     hold,
     response_of,
 )
+from tests.waiting import PATIENCE_S
 
 
 def one_way(code: int, body: bytes = b"") -> bytes:
@@ -69,14 +69,14 @@ def test_connections_take_turns_in_the_io_thread(
     busy, neighbour, gate = open_peer(server), open_peer(server), threading.Event()
     for peer in (busy, neighbour):
         peer.invoke(echo(b"connected"))
-        server.seen.get(timeout=TIMEOUT_S)
+        server.seen.get(timeout=PATIENCE_S)
 
-    server.loop.call_soon(partial(gate.wait, TIMEOUT_S))  # both have sent when the I/O thread looks
+    server.loop.call_soon(partial(gate.wait, PATIENCE_S))  # both have sent when the I/O thread looks
     busy.send(b"".join(encode_command(echo(b"busy")) for _ in range(5)))
     neighbour.send(encode_command(echo(b"neighbour")))
     gate.set()
 
-    order = [server.seen.get(timeout=TIMEOUT_S).body for _ in range(6)]
+    order = [server.seen.get(timeout=PATIENCE_S).body for _ in range(6)]
     assert order.index(b"neighbour") <= 1
     assert [busy.next_command() is not None for _ in range(5)] == [True] * 5
 
@@ -86,7 +86,7 @@ def test_a_held_request_does_not_block_the_next(server: EchoServer, peer: RawPee
     peer.send(encode_command(RemotingCommand(HOLD, opaque=1)))
 
     first = peer.invoke(RemotingCommand(ECHO, opaque=2))
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = server.held.get(timeout=PATIENCE_S)
     connection.reply(held.response(body=b"at last"))
 
     assert first.opaque == 2
@@ -98,7 +98,7 @@ def test_several_threads_may_respond_at_the_same_time(server: EchoServer, peer: 
     """Frames of several threads are never interleaved, even if the peer reads slowly."""
     count = 200
     peer.send(b"".join(encode_command(RemotingCommand(HOLD, opaque=number)) for number in range(count)))
-    held = [server.held.get(timeout=TIMEOUT_S) for _ in range(count)]
+    held = [server.held.get(timeout=PATIENCE_S) for _ in range(count)]
 
     def reply(some: list[tuple[Connection, RemotingCommand]]) -> None:
         for connection, request in some:
@@ -173,7 +173,7 @@ def test_a_one_way_request_is_never_answered(peer: RawPeer, code: int) -> None:
 
 def test_a_late_response_to_a_one_way_request_is_dropped(server: EchoServer, peer: RawPeer) -> None:
     peer.send(one_way(HOLD))
-    connection, held = server.held.get(timeout=TIMEOUT_S)
+    connection, held = server.held.get(timeout=PATIENCE_S)
 
     connection.reply(held.response())
 
@@ -196,7 +196,7 @@ def test_a_response_after_the_client_has_disconnected_is_dropped(server: EchoSer
     peer = open_peer(server)
     connection, held = hold(server, peer)
     peer.reset()
-    assert server.closed.get(timeout=TIMEOUT_S) is connection
+    assert server.closed.get(timeout=PATIENCE_S) is connection
 
     connection.reply(held.response())
     connection.send_one_way(RemotingCommand(40))
@@ -346,7 +346,7 @@ def test_a_request_to_a_peer_that_does_not_respond_times_out(server: EchoServer,
 
     connection.request(RemotingCommand(307), 1, responses.put)
 
-    error = responses.get(timeout=TIMEOUT_S)
+    error = responses.get(timeout=PATIENCE_S)
     assert isinstance(error, RemoteTimeoutError)
     assert str(error).startswith(
         f"{connection.remote} did not answer request 307 GET_CONSUMER_RUNNING_INFO within 1ms; "
@@ -363,11 +363,11 @@ def test_a_request_to_a_peer_that_disconnects_fails_at_once(server: EchoServer, 
 
     peer.reset()
 
-    error = responses.get(timeout=TIMEOUT_S)
+    error = responses.get(timeout=PATIENCE_S)
     assert isinstance(error, RemoteConnectError)
     assert f"the connection to {connection.remote} was lost before the response arrived" in str(error)
     connection.request(RemotingCommand(39), 3_600_000, responses.put)
-    assert isinstance(responses.get(timeout=TIMEOUT_S), RemoteConnectError)
+    assert isinstance(responses.get(timeout=PATIENCE_S), RemoteConnectError)
 
 
 def test_a_one_way_request_of_the_server_has_its_flag(server: EchoServer, peer: RawPeer) -> None:
@@ -384,7 +384,7 @@ def test_the_server_can_close_a_connection(server: EchoServer, peer: RawPeer) ->
     connection.close("again")
 
     assert peer.is_closed_by_peer()
-    assert server.closed.get(timeout=TIMEOUT_S) is connection
+    assert server.closed.get(timeout=PATIENCE_S) is connection
     assert server.connections() == []
 
 
@@ -396,7 +396,7 @@ def test_the_exception_of_a_close_callback_does_not_prevent_the_next_one(server:
 
     with capture_logs() as logs:
         peer.socket.close()
-        assert closed.get(timeout=TIMEOUT_S) is connection
+        assert closed.get(timeout=PATIENCE_S) is connection
 
     assert "remoting.callback_failed" in [entry["event"] for entry in logs]
 
@@ -465,7 +465,7 @@ def test_stopping_waits_for_responses_in_progress(start_server: StartServer, ope
     assert old.code == 0, "an older client does not understand GO_AWAY"
     assert peer.next_command().body == b"done"
     assert peer.is_closed_by_peer()
-    stopping.join(TIMEOUT_S)
+    stopping.join(PATIENCE_S)
     assert not stopping.is_alive()
     with pytest.raises(OSError):
         RawPeer(server.address)
@@ -480,7 +480,7 @@ class SlowParts(list[bytes]):
 
     def __len__(self) -> int:
         self.is_asked.set()
-        assert self.may_go_on.wait(TIMEOUT_S)
+        assert self.may_go_on.wait(PATIENCE_S)
         return super().__len__()
 
 
@@ -492,11 +492,11 @@ def test_stopping_waits_for_a_response_that_is_being_encoded(start_server: Start
     parts = SlowParts([b"do", b"ne"])
     replying = threading.Thread(target=lambda: connection.reply(held.response(), body=parts))
     replying.start()
-    assert parts.is_asked.wait(TIMEOUT_S)
+    assert parts.is_asked.wait(PATIENCE_S)
 
     assert connection.unanswered == 1
     parts.may_go_on.set()
-    replying.join(TIMEOUT_S)
+    replying.join(PATIENCE_S)
 
     assert connection.unanswered == 0
     assert peer.next_command().body == b"done"
@@ -510,4 +510,4 @@ def test_stopping_waits_for_a_limited_time(start_server: StartServer, open_peer:
     server.stop()
 
     assert peer.is_closed_by_peer()
-    assert server.closed.get(timeout=TIMEOUT_S).is_open is False
+    assert server.closed.get(timeout=PATIENCE_S).is_open is False

@@ -31,7 +31,6 @@ from tests.remoting.wire import (
     HOLD,
     LONG_MS,
     LOOPBACK,
-    TIMEOUT_S,
     EchoServer,
     Results,
     address_of,
@@ -40,6 +39,7 @@ from tests.remoting.wire import (
     in_threads,
     response_of,
 )
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(not has_openssl(), reason="there is no openssl command to make certificates with")
 
@@ -201,7 +201,7 @@ def test_held_requests_are_answered_from_other_threads_under_tls(
 ) -> None:
     results: Results = queue.Queue()
     tls_client.invoke_async(address_of(tls_server), RemotingCommand(HOLD), LONG_MS, results.put)
-    connection, held = tls_server.held.get(timeout=TIMEOUT_S)
+    connection, held = tls_server.held.get(timeout=PATIENCE_S)
 
     connection.reply(held.response(), body=[b"part"] * 5_000)
 
@@ -283,7 +283,7 @@ def test_the_reset_of_a_tls_connection_is_detected(tls_server: EchoServer, open_
 
     peer.reset()
 
-    assert tls_server.closed.get(timeout=TIMEOUT_S).is_tls
+    assert tls_server.closed.get(timeout=PATIENCE_S).is_tls
 
 
 # --- settings ---------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from mqtemplate.remoting import RemotingServerSettings
 from mqtemplate.remoting.protocol import RemotingCommand, encode_command
 from mqtemplate.remoting.worker_pool import HeavyWork, ProcessorTime, WorkerPool
 from tests.remoting.conftest import OpenPeer, StartServer
-from tests.remoting.wire import SLOW, TIMEOUT_S
-from tests.waiting import eventually
+from tests.remoting.wire import SLOW
+from tests.waiting import PATIENCE_S, eventually
 
 MakePool = Callable[..., WorkerPool]
 
@@ -50,7 +50,7 @@ def make_pool() -> Iterator[MakePool]:
 
     yield make
     for pool in pools:
-        pool.stop(TIMEOUT_S)
+        pool.stop(PATIENCE_S)
 
 
 def test_connections_take_turns(make_pool: MakePool) -> None:
@@ -63,7 +63,7 @@ def test_connections_take_turns(make_pool: MakePool) -> None:
 
     pool.start()
 
-    order = [done.get(timeout=TIMEOUT_S) for _ in range(7)]
+    order = [done.get(timeout=PATIENCE_S) for _ in range(7)]
     assert order[:4] == ["hostile 0", "neighbour 0", "hostile 1", "neighbour 1"]
     assert order[4:] == ["hostile 2", "hostile 3", "hostile 4"]
 
@@ -74,17 +74,17 @@ def test_one_connection_has_half_of_the_threads(make_pool: MakePool) -> None:
 
     def block(number: int) -> None:
         started.put(number)
-        gate.wait(TIMEOUT_S)
+        gate.wait(PATIENCE_S)
 
     for number in range(10):
         assert pool.submit(HOSTILE, lambda number=number: block(number))
-    assert [started.get(timeout=TIMEOUT_S) for _ in range(2)] == [0, 1]
+    assert [started.get(timeout=PATIENCE_S) for _ in range(2)] == [0, 1]
     pool.submit(NEIGHBOUR, lambda: done.put("done"))
 
-    assert done.get(timeout=TIMEOUT_S) == "done"
+    assert done.get(timeout=PATIENCE_S) == "done"
     assert started.empty()
     gate.set()
-    assert [started.get(timeout=TIMEOUT_S) for _ in range(8)] == list(range(2, 10))
+    assert [started.get(timeout=PATIENCE_S) for _ in range(8)] == list(range(2, 10))
 
 
 def test_heavy_addresses_have_one_thread_together(make_pool: MakePool) -> None:
@@ -99,18 +99,18 @@ def test_heavy_addresses_have_one_thread_together(make_pool: MakePool) -> None:
 
     def block(number: int) -> None:
         started.put(number)
-        gate.wait(TIMEOUT_S)
+        gate.wait(PATIENCE_S)
 
     pool.submit(HEAVY[0], lambda: block(0))
-    assert started.get(timeout=TIMEOUT_S) == 0
+    assert started.get(timeout=PATIENCE_S) == 0
     for number in (1, 2):
         pool.submit(HEAVY[number], lambda number=number: block(number))
     pool.submit(NEIGHBOUR, lambda: done.put("neighbour"))
 
-    assert done.get(timeout=TIMEOUT_S) == "neighbour"
+    assert done.get(timeout=PATIENCE_S) == "neighbour"
     assert started.empty()
     gate.set()
-    assert [started.get(timeout=TIMEOUT_S) for _ in range(2)] == [1, 2]
+    assert [started.get(timeout=PATIENCE_S) for _ in range(2)] == [1, 2]
 
 
 def test_heavy_work_of_two_pools_runs_one_piece_at_a_time(make_pool: MakePool) -> None:
@@ -120,15 +120,15 @@ def test_heavy_work_of_two_pools_runs_one_piece_at_a_time(make_pool: MakePool) -
     for pool in (first, second):
         pool.start()
 
-    first.submit(HEAVY[0], lambda: (started.put("first"), gate.wait(TIMEOUT_S)))
-    assert started.get(timeout=TIMEOUT_S) == "first"
+    first.submit(HEAVY[0], lambda: (started.put("first"), gate.wait(PATIENCE_S)))
+    assert started.get(timeout=PATIENCE_S) == "first"
     second.submit(HEAVY[1], lambda: started.put("second"))
     eventually(lambda: second._is_heavy_running, "the other pool has taken its work")
     is_held = started.empty()
     gate.set()
 
     assert is_held
-    assert started.get(timeout=TIMEOUT_S) == "second"
+    assert started.get(timeout=PATIENCE_S) == "second"
 
 
 def always_heavy() -> HeavyWork:
@@ -211,8 +211,8 @@ def test_the_work_of_a_closed_connection_is_dropped(make_pool: MakePool) -> None
     pool.submit(NEIGHBOUR, lambda: done.put("neighbour"))
     pool.start()
 
-    assert done.get(timeout=TIMEOUT_S) == "neighbour"
-    pool.stop(TIMEOUT_S)
+    assert done.get(timeout=PATIENCE_S) == "neighbour"
+    pool.stop(PATIENCE_S)
     assert done.empty()
     assert not pool.submit(NEIGHBOUR, lambda: None)
 
@@ -223,7 +223,7 @@ def test_an_error_of_one_request_does_not_end_the_thread(make_pool: MakePool) ->
         pool.start()
         pool.submit(HOSTILE, lambda: 1 // 0)
         pool.submit(HOSTILE, lambda: done.put("next"))
-        assert done.get(timeout=TIMEOUT_S) == "next"
+        assert done.get(timeout=PATIENCE_S) == "next"
 
     assert [event["event"] for event in events] == ["remoting.work_failed"]
 

@@ -17,6 +17,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingClient, RemotingServer, RemotingServerSettings
 from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, ResponseCode, encode_command
 from mqtemplate.remoting.server import ErrorResponse, Guard
+from tests.waiting import PATIENCE_S
 
 ECHO = 9_001
 """The response has the body and the fields of the request."""
@@ -36,9 +37,7 @@ UNKNOWN = 9_999
 """No processor has this code."""
 
 LOOPBACK = HostAddress("127.0.0.1", 0)
-TIMEOUT_S = 20.0
-"""Guard against hanging: no test needs that long."""
-LONG_MS = 60_000
+LONG_MS = PATIENCE_S * 1_000
 """Timeout of a request that must get its response."""
 
 Results = queue.Queue[RemotingCommand | BrokerError]
@@ -101,7 +100,7 @@ class EchoServer(RemotingServer):
 
     def _slow(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
         if request.body:
-            self.gate.get(timeout=TIMEOUT_S)
+            self.gate.get(timeout=PATIENCE_S)
         return request.response(body=threading.current_thread().name.encode())
 
     def _parse(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
@@ -122,7 +121,7 @@ class RawPeer:
     """A socket, with a decoder for the received commands."""
 
     def __init__(self, address: HostAddress, *, wrap: Callable[[socket.socket], socket.socket] | None = None) -> None:
-        sock = socket.create_connection((address.ip, address.port), TIMEOUT_S)
+        sock = socket.create_connection((address.ip, address.port), PATIENCE_S)
         self.socket = sock if wrap is None else wrap(sock)
         self._decoder = FrameDecoder()
 
@@ -169,7 +168,7 @@ class RawPeer:
 def hold(server: EchoServer, peer: RawPeer, *, opaque: int = 1) -> tuple[Connection, RemotingCommand]:
     """Send a request that the server holds; return its connection and the request there."""
     peer.send(encode_command(RemotingCommand(HOLD, opaque=opaque)))
-    return server.held.get(timeout=TIMEOUT_S)
+    return server.held.get(timeout=PATIENCE_S)
 
 
 def in_threads(count: int, work: Callable[[int], object]) -> None:
@@ -203,14 +202,14 @@ def echoed(client: RemotingClient, server: EchoServer, body: bytes) -> None:
 
 def response_of(results: Results) -> RemotingCommand:
     """Wait for the next result, which must be a response."""
-    response = results.get(timeout=TIMEOUT_S)
+    response = results.get(timeout=PATIENCE_S)
     assert isinstance(response, RemotingCommand)
     return response
 
 
 def error_of(results: Results) -> BrokerError:
     """Wait for the next result, which must be an error."""
-    error = results.get(timeout=TIMEOUT_S)
+    error = results.get(timeout=PATIENCE_S)
     assert isinstance(error, BrokerError)
     return error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.programs import run
 
 OTHER_UID = 65_534
 
@@ -31,9 +32,7 @@ os.setuid({uid})
 def as_other_user(code: str, *arguments: str) -> Any:
     """Run code as another user, and return the value that it prints as JSON."""
     program = _PROGRAM.format(uid=OTHER_UID, code=code)
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, cwd="/", check=False
-    )
+    done = run([sys.executable, "-c", program, *arguments], Path("/"))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import socket
+import urllib.error
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from tests.running.program import Program
 from tests.waiting import eventually
+
+TOKEN = "open-sesame-0123456789"
 
 APP = """
 import os
@@ -174,3 +182,53 @@ def test_a_worker_that_does_not_stop_in_time_is_killed(shop: Path) -> None:
 
     assert code == 0
     assert "was ended by SIGKILL" in program.output
+
+
+# --- one management address for all workers -----------------------------------------------------
+
+
+def actuator(port: int, path: str, change: dict[str, str] | None = None) -> Any:
+    """Return the document at the management address, also one with an error."""
+    body = None if change is None else json.dumps(change).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/actuator/{path}", body, {"Authorization": f"Bearer {TOKEN}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+    except urllib.error.HTTPError as exc:
+        with exc:
+            text = exc.read()
+    return text.decode() if path == "prometheus" else json.loads(text)
+
+
+@pytest.mark.feature("14.3")
+def test_workers_have_one_management_address_that_survives_a_kill(shop: Path) -> None:
+    """Each worker listened on the port before, so the second one could not start."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    (shop / "application.yml").write_text(
+        "rocketmq: {name-server: 'embedded:./store'}\n"
+        f"mqtemplate: {{management: {{enabled: true, port: {port}, token: {TOKEN}}}}}",
+        "utf-8",
+    )
+    with Program(shop, "mqtemplate", "run", "shop:app", "--workers", "2", XDG_RUNTIME_DIR=str(shop)) as program:
+        program.wait_for(rf"^management of all workers: http://127.0.0.1:{port}/actuator$")
+        pids = dict(program.wait_for(r"^worker (\d) \(process (\d+)\) is ready$", 2))
+        started = actuator(port, "health/readiness")
+        metrics = actuator(port, "prometheus")
+        paused = actuator(port, "listeners/shop.bill", {"action": "pause"})
+        os.kill(int(pids["2"]), signal.SIGKILL)
+        eventually(lambda: actuator(port, "health")["status"] != "UP", "the health shows that a worker has ended")
+        eventually(lambda: actuator(port, "health/readiness")["status"] == "UP", "the new worker is ready")
+        again = actuator(port, "info")
+        code = program.stop()
+
+    assert code == 0
+    assert started["status"] == "UP"
+    assert started["components"]["workers"]["components"].keys() == {"1", "2", "parent"}
+    assert re.search(r'^messaging_client_sent_messages_total\{.*mqtemplate_worker="1"', metrics, re.MULTILINE)
+    assert re.search(r'^mqtemplate_store_appended_total\{mqtemplate_worker="parent"\}', metrics, re.MULTILINE)
+    assert [(each["worker"], each["state"]) for each in paused["workers"]] == [("1", "paused"), ("2", "paused")]
+    assert {each["worker"]: each["pid"] for each in again["workers"]}["2"] != int(pids["2"])
+    assert list((shop / f"mqtemplate-{os.getuid()}").iterdir()) == []

@@ -9,9 +9,8 @@ from queue import SimpleQueue
 from mqtemplate import EmbeddedBroker, EmbeddedSettings, MessageExt, MQApplication, message_listener
 from mqtemplate.message import HostAddress, MessageQueue
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 60
 ANYWHERE = HostAddress("127.0.0.1", 0)
 
 

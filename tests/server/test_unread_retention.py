@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,19 +19,11 @@ from mqtemplate.remoting.protocol.headers.group import (
 from mqtemplate.testing import Harness
 from tests.server.serving import RecordingConnection, Serving
 
+pytestmark = pytest.mark.usefixtures("utc")  # delete hours are local time
+
 SMALL = EmbeddedSettings(mapped_file_size_commit_log=65_536, mapped_file_size_consume_queue=10_000)
 BODY = bytes(20_000)  # three messages fill a file
 ORDERS = MessageQueue("orders", "broker-a", 0)
-
-
-@pytest.fixture(autouse=True)
-def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Delete hours are UTC."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.fixture

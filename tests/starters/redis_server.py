@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 PROGRAM = shutil.which("redis-server")
 
@@ -39,7 +39,7 @@ def redis_server() -> Iterator[RedisServer]:
             yield RedisServer(f"redis://127.0.0.1:{port}/0", server.pid)
         finally:
             server.terminate()
-            server.wait(30)
+            server.wait(PATIENCE_S)
 
 
 def _answers(port: int) -> bool:

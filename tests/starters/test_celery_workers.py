@@ -14,9 +14,10 @@ from types import ModuleType
 
 import pytest
 
+from tests.programs import end_group
 from tests.server.process import BrokerProcess
 from tests.starters.redis_server import PROGRAM, redis_server
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,14 +81,15 @@ def worker(folder: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'starters'}:{folder}"},
             stdout=log,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield process
         process.terminate()
-        assert process.wait(60) in (0, -signal.SIGKILL), (folder / "worker.log").read_text("utf-8")
+        assert process.wait(PATIENCE_S) in (0, -signal.SIGKILL), (folder / "worker.log").read_text("utf-8")
     finally:
-        process.kill()
-        process.wait(60)
+        end_group(process)
+        process.wait(PATIENCE_S)
 
 
 def ran(folder: Path) -> list[str]:
@@ -127,8 +129,8 @@ def test_a_killed_worker_loses_no_task_that_waits(tmp_path: Path, tasks: ModuleT
         eventually(lambda: ran(tmp_path) == ["first"], "the worker works")
         for name in waiting:
             tasks.note_task.apply_async((name,), countdown=8)
-        first.kill()
-        first.wait(60)
+        end_group(first)
+        first.wait(PATIENCE_S)
 
     with worker(tmp_path, "-P", "solo"):
         eventually(lambda: set(ran(tmp_path)) == {"first", *waiting}, "all tasks have run")

@@ -18,7 +18,7 @@ from mqtemplate_starter_embedded import EmbeddedAutoConfiguration
 from mqtemplate_starter_rocketmq import RocketMQAutoConfiguration
 from mqtemplate_starter_spark import SparkAutoConfiguration
 from tests.server.tool import ANY_PORT, make_engine
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -118,7 +118,7 @@ def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
     starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
 
     with MQApplication(Sender, OrderTotals, Totals, settings=keys, environment={}, starters=starters) as app:
-        assert app.get(Totals).is_complete.wait(200)
+        assert app.get(Totals).is_complete.wait(PATIENCE_S)
         part = app.context.parts[0]
 
     assert (tmp_path / "checkpoints").is_dir()
@@ -143,7 +143,7 @@ def test_an_application_with_a_query_that_ended_with_an_error_is_not_ready(tmp_p
 
     with MQApplication(fail, settings=keys, environment={}, starters=starters) as app:
         app.get(RocketMQTemplate).sync_send("orders", "a")
-        eventually(lambda: not app.is_ready.is_set(), "the application is not ready", timeout_s=120)
+        eventually(lambda: not app.is_ready.is_set(), "the application is not ready")
         broker = app.broker
         assert isinstance(broker, EmbeddedBroker)
         metrics = broker.metrics.snapshot()
@@ -175,6 +175,6 @@ def test_a_spark_listener_of_an_application_over_a_cluster_receives_batches(tmp_
         starters = [RocketMQAutoConfiguration, SparkAutoConfiguration]
         with MQApplication(collect, settings=keys, environment={}, starters=starters) as app:
             app.get(RocketMQTemplate).sync_send("orders", ["a", "b", "c"])
-            assert is_complete.wait(120)
+            assert is_complete.wait(PATIENCE_S)
 
     assert sorted(received) == [b"a", b"b", b"c"]

@@ -25,10 +25,10 @@ from taskiq.brokers.inmemory_broker import InmemoryResultBackend
 from taskiq.scheduler.scheduled_task import ScheduledTask
 
 from mqtemplate_starter_taskiq import MQTemplateBroker, MQTemplateScheduleSource
-from tests.programs import PATHS, environment, run_python
+from tests.programs import PATHS, end_group, environment, run_python
+from tests.waiting import PATIENCE_S
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
-TIMEOUT_S = 60
 
 
 def new_broker(settings: dict[str, object] | None = None, **options: Any) -> MQTemplateBroker:
@@ -58,7 +58,7 @@ async def working(broker: MQTemplateBroker) -> AsyncIterator[MQTemplateBroker]:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), TIMEOUT_S))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), PATIENCE_S))  # type: ignore[arg-type]
 
 
 def test_tasks_run_in_a_worker_and_their_results_come_back() -> None:
@@ -286,8 +286,9 @@ def test_an_idle_worker_of_taskiq_stops_by_a_signal(tmp_path: Path) -> None:
         env=environment(PYTHONPATH=f"{PATHS}:{tmp_path}"),
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
-    guard = Timer(TIMEOUT_S, worker.kill)  # against hanging, not a measurement
+    guard = Timer(PATIENCE_S, end_group, [worker])  # against hanging, not a measurement
     guard.start()
     try:
         assert worker.stdout is not None
@@ -296,5 +297,5 @@ def test_an_idle_worker_of_taskiq_stops_by_a_signal(tmp_path: Path) -> None:
         assert worker.wait() == 0
     finally:
         guard.cancel()
-        worker.kill()
+        end_group(worker)
         worker.communicate()

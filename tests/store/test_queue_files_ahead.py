@@ -14,9 +14,7 @@ from mqtemplate.errors import StoreFullError
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.message_store import MessageStore
 from tests.store.small_store import bodies, draft, opened
-
-TIMEOUT_S = 10
-
+from tests.waiting import PATIENCE_S
 
 # --- a slow disk ----------------------------------------------------------------------------------
 
@@ -30,7 +28,7 @@ class SlowDisk(Disk):
     def open(self, path: Path, *, flags: int = os.O_CREAT) -> int:
         if "slow" in path.parts:
             self.started.set()
-            assert self.go_on.wait(TIMEOUT_S)
+            assert self.go_on.wait(PATIENCE_S)
         return super().open(path, flags=flags)
 
     def allocate(self, fd: int, at: int, size: int) -> None:
@@ -55,24 +53,24 @@ def store(tmp_path: Path, disk: SlowDisk) -> Iterator[MessageStore]:
 def test_other_queues_are_written_while_a_slow_disk_creates_a_file(store: MessageStore, disk: SlowDisk) -> None:
     with ThreadPoolExecutor() as threads:
         prepared = threads.submit(store.prepare, "slow", 0)
-        assert disk.started.wait(TIMEOUT_S)
+        assert disk.started.wait(PATIENCE_S)
 
         store.put(draft(b"x", "fast"))
 
         assert not prepared.done()
         disk.go_on.set()
-        prepared.result(TIMEOUT_S)
+        prepared.result(PATIENCE_S)
     assert bodies(store, "fast") == [b"x"]
 
 
 def test_writers_to_the_queue_wait_for_its_file(store: MessageStore, disk: SlowDisk) -> None:
     with ThreadPoolExecutor() as threads:
         prepared = [threads.submit(store.prepare, "slow", 0) for _ in range(2)]
-        assert disk.started.wait(TIMEOUT_S)
+        assert disk.started.wait(PATIENCE_S)
         puts = [threads.submit(store.put, draft(b"%d" % number, "slow")) for number in range(3)]
         disk.go_on.set()
         for each in (*prepared, *puts):
-            each.result(TIMEOUT_S)
+            each.result(PATIENCE_S)
 
     assert sorted(bodies(store, "slow")) == [b"0", b"1", b"2"]
 

@@ -17,9 +17,7 @@ from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import messages_in
 from tests.kit import Kit
-from tests.waiting import eventually
-
-PATIENCE_S = 30
+from tests.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from textwrap import dedent
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from mqtemplate import Clock, SystemClock, VirtualClock, message_listener
 from mqtemplate.testing import HandlerFailedError, Harness, Inbox, StartApp
 from tests.kit import Kit
+from tests.programs import run_python
 
 
 @message_listener("orders", "billing", max_reconsume_times=1, delay_level_when_next_consume=1)
@@ -180,8 +178,8 @@ def test_log_events_are_shown_for_a_test_that_fails_only(tmp_path: Path) -> None
 def run_pytest(folder: Path, test_file: str, *options: str) -> str:
     """Run pytest with the installed plugin on one file; return its output."""
     (folder / "test_it.py").write_text(dedent(test_file), encoding="utf-8")
-    arguments = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py"]
-    return subprocess.run(arguments, cwd=folder, stdout=PIPE, stderr=STDOUT, text=True, timeout=90, check=False).stdout
+    done = run_python(folder, "-m", "pytest", "-p", "no:cacheprovider", *options, "test_it.py")
+    return done.stdout + done.stderr
 
 
 def test_a_wrong_option_of_the_marker_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -220,3 +220,13 @@ def test_a_span_is_text_timedelta_or_milliseconds(span: str | timedelta | int, m
 def test_a_malformed_span_is_refused(span: str | timedelta | int) -> None:
     with pytest.raises(ValueError, match="a span of time must be"):
         span_ms(span)
+
+
+def test_a_clock_refuses_a_start_that_is_not_a_number() -> None:
+    with pytest.raises(TypeError) as refused:
+        VirtualClock(datetime(2026, 1, 1, tzinfo=UTC))  # type: ignore[arg-type]
+
+    assert str(refused.value) == (
+        "start_ms must be whole epoch milliseconds, got datetime datetime.datetime(2026, 1, 1, 0, 0, "
+        "tzinfo=datetime.timezone.utc); for a datetime pass int(when.timestamp() * 1000)"
+    )

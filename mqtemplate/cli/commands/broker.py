@@ -16,7 +16,9 @@ from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.errors import BrokerError, MQTemplateError
 
 if TYPE_CHECKING:
+    from mqtemplate.broker import Broker
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.console.actuator import Actuator
     from mqtemplate.context.config.tree import ConfigNode
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.broker import ServerSettings
@@ -151,38 +153,49 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
     if not management.enabled:
         yield
         return
+    from mqtemplate.console.server import management_address
+
+    with observed(cluster.engine, settings) as (actuator, mounted), ExitStack() as closing:
+        if management.port is not None:
+            address = management_address(settings, actuator, mounted, "broker")
+            closing.callback(address.stop)
+            address.start()
+        yield
+
+
+@contextmanager
+def observed(broker: Broker, settings: AppSettings) -> Iterator[tuple[Actuator, Mapping[str, HttpHandler]]]:
+    """Yield the actuator of a process that has a broker and no listeners, and what the settings mount beside it."""
     from mqtemplate.console.actuator import ActuatorSources, managed_actuator
-    from mqtemplate.console.server import ManagementServer
     from mqtemplate.context.settings.source import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
     from mqtemplate.observability.observability import Observability
 
-    observed = Observability(cluster.engine, management.observability)
-    health = HealthChecks(broker_checks(cluster.engine, management.health), management.health.timeout_ms)
-    name = management.name or cluster.engine.name
-    sources = ActuatorSources(
-        health=health, metrics=observed.metrics, settings=lambda: explain_settings(settings), name=name
+    management = settings.mqtemplate.management
+    observability = Observability(broker, management.observability)
+    health = HealthChecks(broker_checks(broker, management.health), management.health.timeout_ms)
+    name = management.name or broker.name
+    actuator = managed_actuator(
+        ActuatorSources(
+            health=health, metrics=observability.metrics, settings=lambda: explain_settings(settings), name=name
+        ),
+        management,
     )
     if management.metrics.opentelemetry:
-        observed.export_to_opentelemetry()
+        observability.export_to_opentelemetry()
     with ExitStack() as closing:
         closing.callback(health.close)
-        if management.port is not None:
-            actuator = managed_actuator(sources, management)
-            mounted: dict[str, HttpHandler] = {}
-            if management.dashboard.enabled:
-                from mqtemplate.console.server import MOUNT, check_installed
+        mounted: dict[str, HttpHandler] = {}
+        if management.port is not None and management.dashboard.enabled:
+            from mqtemplate.console.server import MOUNT, check_installed
 
-                check_installed()
-                from mqtemplate.console.dashboard import managed_dashboard
+            check_installed()
+            from mqtemplate.console.dashboard import managed_dashboard
 
-                dashboard = managed_dashboard(cluster.engine, actuator, management, name)
-                closing.callback(dashboard.close)
-                mounted[MOUNT] = dashboard.handle
-            server = ManagementServer(actuator, management.port, management.address, mounted=mounted)
-            server.start()
-            closing.callback(server.stop)
-        yield
+            dashboard = managed_dashboard(broker, actuator, management, name)
+            closing.callback(dashboard.close)
+            mounted[MOUNT] = dashboard.handle
+        yield actuator, mounted
 
 
 def _start(cluster: LocalCluster[EmbeddedBroker], server: ServerSettings) -> None:

@@ -339,8 +339,10 @@ def _change(call: CommandCall, listener: str, change: dict[str, Any], actuator: 
 def _print_listener(call: CommandCall, record: dict[str, Any], change: dict[str, Any]) -> None:
     call.output.document(record)
     threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
+    workers = [each["worker"] for each in record.get("workers", ())]
+    where = f" in {'workers' if len(workers) > 1 else 'worker'} {', '.join(workers)}" if workers else ""
     call.output.line(
-        f"{record['id']} is {record['state']}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
+        f"{record['id']} is {record['state']}{where}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
     )
 
 
@@ -493,7 +495,7 @@ def undo(
     from mqtemplate.operations.undo import undo_change
 
     if actuator.url is not None:
-        _seek(call, f"changes/{quote(change, safe='')}", {"action": "undo"}, actuator, confirmation)
+        _seek(call, f"changes/{quote(change, safe=',')}", {"action": "undo"}, actuator, confirmation)
         return
     logged = call.audit().get(change)
     with call.access() as access:

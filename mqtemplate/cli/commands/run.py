@@ -5,17 +5,25 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqtemplate.cli.invocation import TOP, CommandCall, command, command_group, refuse_dangling_link
+from mqtemplate.cli.commands.broker import observed
+from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command, command_group, refuse_dangling_link
 from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.converters.readable import size_text
 from mqtemplate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mqtemplate.broker import Broker
+    from mqtemplate.context.settings.app import AppSettings
+    from mqtemplate.http.exchange import HttpHandler
 
 _FILES = {
     # file of the project -> its template beside this package
@@ -139,12 +147,67 @@ def run(
         code = run_application(
             options,
             lambda text: print_line(text, sys.stderr),
+            _management,
             workers=workers,
             watched=watched,
             stop_timeout_s=stop_timeout,
         )
     if code:
         raise typer.Exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _management(
+    settings: AppSettings, broker: Broker | None, workers: Callable[[], Mapping[str, int | None]]
+) -> Iterator[Path | None]:
+    """Serve the management address of all workers, and yield the folder in which they make themselves known.
+
+    A single worker serves the address itself.
+    """
+    management = settings.mqtemplate.management
+    if not management.enabled or management.port is None or len(workers()) == 1:
+        yield None
+        return
+    from mqtemplate.console.actuator import ActuatorSources, managed_actuator
+    from mqtemplate.console.group import joined_group
+    from mqtemplate.console.server import ManagementAddress
+    from mqtemplate.observability.health import HealthChecks
+
+    with ExitStack() as closing:
+        if broker is None and management.dashboard.enabled and (cluster := cluster_of(settings)) is not None:
+            broker = closing.enter_context(cluster)
+        mounted: Mapping[str, HttpHandler] = {}
+        if broker is None:
+            actuator = managed_actuator(ActuatorSources(health=HealthChecks({}), name=management.name), management)
+        else:
+            actuator, mounted = closing.enter_context(observed(broker, settings))
+        group = joined_group(actuator, management, _group_folder(settings), "parent", workers, is_several=True)
+        if group is None:
+            raise _no_folder()
+        address = ManagementAddress(actuator, management, mounted, group)
+        address.start()
+        closing.callback(address.stop)
+        if address.is_served_here:
+            print_line(f"management of all workers: http://{address.address}/actuator", sys.stderr)
+        yield group.folder
+
+
+def _group_folder(settings: AppSettings) -> Path:
+    """Return the folder of the processes with the same address; with a free port they are the workers only."""
+    from mqtemplate.console.group import group_folder, private_folder
+
+    base = private_folder()
+    folder = group_folder(settings) if settings.mqtemplate.management.port else base and base / f"run-{os.getpid()}"
+    if folder is None:
+        raise _no_folder()
+    return folder
+
+
+def _no_folder() -> ConfigurationError:
+    return ConfigurationError(
+        "mqtemplate.management: the workers need a folder to find each other, and neither XDG_RUNTIME_DIR nor the "
+        "temporary folder can be used; set TMPDIR to a folder that this user can write"
+    )
 
 
 _SPARK = command_group("spark", "Prepare a Spark cluster.")

@@ -261,7 +261,8 @@ class ManagementSettings(Properties):
     """True: the application, or the server, is observed."""
     port: Annotated[int, Field(ge=0, le=65_535)] | None = None
     """Port of the actuator: ``http://address:port/actuator``; 0 for a free one. Without it an application serves the
-    actuator through its own web framework, or not at all."""
+    actuator through its own web framework, or not at all. Several processes of an application share one address; see
+    [several processes](observability.md#several-processes)."""
     address: str = "127.0.0.1"
     """Numeric address of that port. With another than loopback, other machines can read the ``open-endpoints``."""
     token: OptionalSecret = None
@@ -269,6 +270,9 @@ class ManagementSettings(Properties):
     <token>``, of at least 16 characters. Without it they are refused."""
     name: OptionalText = None
     """Name of the application in ``/actuator/info``."""
+    targets_dir: OptionalText = None
+    """Folder into which each process writes the address that it serves, for ``file_sd_configs`` of Prometheus:
+    ``<folder>/*.json``. With ``port: 0`` these are all processes that no command of ours has started."""
     endpoints: CommaList = ENDPOINTS
     """Endpoints of the actuator to expose."""
     open_endpoints: CommaList = OPEN_ENDPOINTS

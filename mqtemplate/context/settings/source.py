@@ -218,11 +218,15 @@ class CommandLine:
         profiles: Active profiles; empty: the profiles of the configuration.
         keys: Dotted key -> value.
         is_run: True in a process of ``mqtemplate run``: it belongs to the application alone.
+        worker: Number of this worker.
+        group: Folder in which the workers of an application find each other; None if they need not.
     """
 
     profiles: tuple[str, ...] = ()
     keys: Mapping[str, object] = field(default_factory=dict)
     is_run: bool = False
+    worker: str | None = None
+    group: str | None = None
 
     def apply(self, below: ConfigNode, arguments: ConfigNode) -> None:
         """Set the keys in the tree of the program's arguments.

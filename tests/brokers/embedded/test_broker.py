@@ -30,9 +30,9 @@ from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.settings import FlushDiskType
+from tests.waiting import PATIENCE_S
 
 ALL = TagSelector()
-TIMEOUT_S = 20
 SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2_000)
 
 
@@ -290,7 +290,7 @@ class SlowCheckpoint(Disk):
     def sync_folder(self, folder: Path) -> None:
         if "orders" in folder.parts:
             self.started.set()
-            assert self.go_on.wait(TIMEOUT_S)
+            assert self.go_on.wait(PATIENCE_S)
         super().sync_folder(folder)
 
 
@@ -298,10 +298,10 @@ def test_producers_do_not_wait_for_a_checkpoint(tmp_path: Path) -> None:
     disk, settings = SlowCheckpoint(), EmbeddedSettings(checkpoint_interval_ms=1)
     with EmbeddedBroker(store_files=FolderStoreFiles(tmp_path, disk), settings=settings) as broker:
         broker.sends.send(Message("orders", b"a"))
-        assert disk.started.wait(TIMEOUT_S)
+        assert disk.started.wait(PATIENCE_S)
         try:
             assert (
-                broker.sends.send_async([Message("orders", b"b")]).result(TIMEOUT_S).send_status is SendStatus.SEND_OK
+                broker.sends.send_async([Message("orders", b"b")]).result(PATIENCE_S).send_status is SendStatus.SEND_OK
             )
         finally:
             disk.go_on.set()

@@ -19,12 +19,11 @@ from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.listener.container.loops import LoopThread, RunningLoop
 from mqtemplate.template import RocketMQTemplate
 from tests.listener.hostile import KINDS
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
 
-PATIENCE_S = 30
 PATIENCE_MS = PATIENCE_S * 1_000
 
 

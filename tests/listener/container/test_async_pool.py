@@ -14,12 +14,10 @@ from mqtemplate.errors import RequestTimeoutError
 from mqtemplate.listener import ConsumeStatus, DeadLetter, current_message, message_listener
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
-
-PATIENCE_S = 30
 
 
 def test_all_messages_are_handled_on_the_loop_and_committed(threaded_app: App) -> None:

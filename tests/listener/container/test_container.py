@@ -18,9 +18,9 @@ from mqtemplate.listener import ConsumeMode, ContainerState, current_message, me
 from mqtemplate.listener.container.process_queue import ProcessQueue
 from mqtemplate.message import MessageExt
 from tests.kit import both_kinds
-from tests.listener.conftest import PATIENCE_S, App, Gate
+from tests.listener.conftest import App, Gate
 from tests.listener.hostile import KINDS
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 def test_as_many_handlers_run_at_once_as_configured(threaded_app: App) -> None:
@@ -186,7 +186,7 @@ def test_whatever_a_fetch_raises_the_polling_thread_goes_on(threaded_app: App, m
 
     monkeypatch.setattr(container.member.queues, "refresh", hostile)
     container.member.wake_polling()
-    eventually(lambda: not kinds, "each of them was raised", timeout_s=PATIENCE_S)
+    eventually(lambda: not kinds, "each of them was raised")
     threaded_app.send("orders", "good")
 
     assert gate.take() == ["good"]
@@ -216,7 +216,7 @@ def test_a_broker_that_is_closed_first_ends_its_listeners_without_an_error(threa
     container = threaded_app.listen(Gate().listener())
     threaded_app.broker.close()
 
-    eventually(lambda: container.state is ContainerState.BROKEN, "the container is broken", timeout_s=PATIENCE_S)
+    eventually(lambda: container.state is ContainerState.BROKEN, "the container is broken")
     container.stop()
     assert container.state is ContainerState.STOPPED
 

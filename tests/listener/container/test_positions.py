@@ -10,8 +10,8 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.listener import ConsumeMode, ContainerState, message_listener
 from mqtemplate.message import MessageQueue
 from tests.kit import both_kinds
-from tests.listener.conftest import PATIENCE_S, App, Gate
-from tests.waiting import eventually
+from tests.listener.conftest import App, Gate
+from tests.waiting import PATIENCE_S, eventually
 
 MODES = pytest.mark.parametrize("mode", list(ConsumeMode), ids=lambda mode: mode.value)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mqtemplate.listener.container.consume_service import ConsumeThreadPool
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30
 MakePool = Callable[..., ConsumeThreadPool]
 
 

@@ -13,11 +13,11 @@ import structlog
 from structlog.contextvars import get_contextvars
 
 from mqtemplate.listener import current_message, message_listener
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
 
-PATIENCE_S = 60
 TENANT: ContextVar[str] = ContextVar("tenant", default="none")
 
 

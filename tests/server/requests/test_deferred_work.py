@@ -16,9 +16,9 @@ from mqtemplate.server.requests import deferred_work as deferred_work_module
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.refusal import RefusedError
 from tests.server.serving import RecordingConnection
+from tests.waiting import PATIENCE_S
 
 REQUEST = RemotingCommand.request(RequestCode.SEND_MESSAGE_V2, opaque=3)
-SECONDS = 10
 
 
 class QueueingConnection(RecordingConnection):
@@ -36,7 +36,7 @@ class QueueingConnection(RecordingConnection):
 def deferred() -> Iterator[DeferredWork]:
     deferred = DeferredWork(SystemClock(), HeavyWork())
     yield deferred
-    deferred.close(SECONDS)
+    deferred.close(PATIENCE_S)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_work_runs_in_another_thread_which_replies(deferred: DeferredWork, conne
 
     assert deferred.run(connection, REQUEST, work) is None  # type: ignore[arg-type]
 
-    assert connection.arrived.get(timeout=SECONDS).code == ResponseCode.SUCCESS
+    assert connection.arrived.get(timeout=PATIENCE_S).code == ResponseCode.SUCCESS
     assert threads != [threading.current_thread()]
 
 
@@ -64,8 +64,8 @@ def test_deferred_work_is_not_a_request_of_the_io_thread(connection: QueueingCon
     heavy.count_inline()  # as the server counts a request before it passes it to its processor
 
     deferred.run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
-    connection.arrived.get(timeout=SECONDS)
-    deferred.close(SECONDS)
+    connection.arrived.get(timeout=PATIENCE_S)
+    deferred.close(PATIENCE_S)
 
     assert heavy.inline_requests == 0
 
@@ -85,7 +85,7 @@ def test_an_error_in_the_work_becomes_a_response(
 
     deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
 
-    response = connection.arrived.get(timeout=SECONDS)
+    response = connection.arrived.get(timeout=PATIENCE_S)
     assert (response.code, response.remark, response.opaque) == (code, remark, 3)
 
 
@@ -102,22 +102,22 @@ def test_work_above_the_maximum_is_refused(connection: QueueingConnection, monke
 
     def work() -> RemotingCommand:
         started.set()
-        gate.wait(SECONDS)
+        gate.wait(PATIENCE_S)
         return REQUEST.response()
 
     deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
     with pytest.raises(RefusedError, match="create a topic or a group are pending already: 1, or") as refused:
         deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
-    started.wait(SECONDS)
+    started.wait(PATIENCE_S)
     gate.set()
-    deferred.close(SECONDS)
+    deferred.close(PATIENCE_S)
 
     assert refused.value.code == ResponseCode.SYSTEM_BUSY
-    assert connection.arrived.get(timeout=SECONDS).code == ResponseCode.SUCCESS
+    assert connection.arrived.get(timeout=PATIENCE_S).code == ResponseCode.SUCCESS
 
 
 def test_after_close_work_is_refused(deferred: DeferredWork, connection: QueueingConnection) -> None:
-    deferred.close(SECONDS)
+    deferred.close(PATIENCE_S)
 
     with pytest.raises(RefusedError, match="the server is stopping") as refused:
         deferred.run(connection, REQUEST, REQUEST.response)  # type: ignore[arg-type]
@@ -136,4 +136,4 @@ def test_the_request_of_a_closed_connection_is_dropped_unless_it_is_one_way(
     deferred.run(connection, REQUEST, lambda: done.put("heartbeat"))  # type: ignore[arg-type]
     deferred.run(connection, one_way, lambda: done.put("message"))  # type: ignore[arg-type]
 
-    assert done.get(timeout=SECONDS) == "message"
+    assert done.get(timeout=PATIENCE_S) == "message"

@@ -24,8 +24,9 @@ from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.spark.driver.jvm import find_java, scala_version
 from mqtemplate.testing import messages_in
+from tests.programs import end_group, run
 from tests.spark.bare_python import bare_python
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(900)]
 
@@ -109,9 +110,7 @@ def run_job(master: str, cluster: LocalCluster, folder: Path, environment: dict[
         fill(other)
     arguments = [master, str(cluster.name_server_address), str(cluster.engine.path), str(other.path)]
     driver = {**environment, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, env=driver, check=False
-    )
+    done = run([sys.executable, "-c", PROGRAM, *arguments], folder, driver)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -163,10 +162,15 @@ def spark_class(name: str, log: Path, environment: dict[str, str], *arguments: s
     variables = {**environment, "SPARK_HOME": str(SPARK_HOME), "SPARK_SCALA_VERSION": scala_version()}
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*command, f"org.apache.spark.deploy.{name}", *arguments], stdout=file, stderr=file, env=variables
+            [*command, f"org.apache.spark.deploy.{name}", *arguments],
+            stdout=file,
+            stderr=file,
+            env=variables,
+            start_new_session=True,
         )
     try:
         yield log
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(PATIENCE_S)
+        end_group(process)

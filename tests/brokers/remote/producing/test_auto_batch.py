@@ -22,10 +22,9 @@ from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeade
 from mqtemplate.remoting.protocol.messages import decode_batch
 from mqtemplate.results import SendResult, SendStatus
 from tests.brokers.remote.scripted_cluster import Script, ScriptedBroker
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 SEND, BATCH = RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE
-TIMEOUT_S = 20
 BUSY = 4
 
 
@@ -102,7 +101,7 @@ def test_messages_that_wait_leave_together(cluster: SlowBroker) -> None:
     with busy_client(cluster) as broker:
         futures = [send(broker, b"%d" % number) for number in range(5)]
         cluster.respond()
-        results = [future.result(TIMEOUT_S) for future in futures]
+        results = [future.result(PATIENCE_S) for future in futures]
 
     assert [body for batch in cluster.batches for body in batch] == [b"0", b"1", b"2", b"3", b"4"]
     assert cluster.count(SEND) == BUSY
@@ -116,7 +115,7 @@ def test_threads_that_send_at_the_same_time_share_requests(cluster: SlowBroker) 
     with busy_client(cluster) as broker, ThreadPoolExecutor(8) as threads:
         sends = [threads.submit(broker.sends.send, Message("orders", b"%d" % number)) for number in range(8)]
         cluster.respond()
-        results = [each.result(TIMEOUT_S) for each in sends]
+        results = [each.result(PATIENCE_S) for each in sends]
 
     assert sorted(result.queue_offset for result in results) == list(range(BUSY, BUSY + 8))
 
@@ -137,7 +136,7 @@ def test_a_request_has_64_messages_and_64_kib_at_most(cluster: SlowBroker) -> No
         futures = [send(broker, b"") for _ in range(100)] + [send(broker, bytes(4_000)) for _ in range(40)]
         cluster.respond()
         for future in futures:
-            future.result(TIMEOUT_S)
+            future.result(PATIENCE_S)
 
     assert max(map(len, cluster.batches)) <= 64
     assert max(sum(map(len, batch)) for batch in cluster.batches) < 64 << 10
@@ -213,9 +212,9 @@ def test_messages_that_are_refused_together_are_sent_alone(cluster: SlowBroker) 
 
         cluster.respond(refuse_bad)
 
-        assert good.result(TIMEOUT_S).send_status is SendStatus.SEND_OK
+        assert good.result(PATIENCE_S).send_status is SendStatus.SEND_OK
         with pytest.raises(MessageError, match=r"send message \w+ to 'orders'.*bad"):
-            bad.result(TIMEOUT_S)
+            bad.result(PATIENCE_S)
 
 
 def test_a_broker_without_batches_gets_single_messages_from_then_on(cluster: SlowBroker) -> None:
@@ -224,10 +223,10 @@ def test_a_broker_without_batches_gets_single_messages_from_then_on(cluster: Slo
         futures = [send(broker, b"x") for _ in range(3)]
         cluster.respond()
         for future in futures:
-            future.result(TIMEOUT_S)
+            future.result(PATIENCE_S)
         refused = cluster.count(BATCH)
         for future in [send(broker, b"x") for _ in range(20)]:
-            future.result(TIMEOUT_S)
+            future.result(PATIENCE_S)
 
     assert cluster.count(BATCH) == refused
 
@@ -237,7 +236,7 @@ def test_the_error_names_the_message_and_not_the_batch(cluster: SlowBroker) -> N
     with busy_client(cluster) as broker:
         futures = [send(broker, b"x") for _ in range(3)]
         cluster.respond()
-        errors = [future.exception(TIMEOUT_S) for future in futures]
+        errors = [future.exception(PATIENCE_S) for future in futures]
 
     for error in errors:
         assert isinstance(error, SendError)
@@ -255,16 +254,16 @@ def test_a_message_that_cannot_be_sent_fails_alone(cluster: SlowBroker) -> None:
             (send(broker, bytes(1_001)), "has 1001 bytes, allowed are 1000"),
         ):
             with pytest.raises(MessageError, match=reason):
-                bad.result(TIMEOUT_S)
+                bad.result(PATIENCE_S)
         cluster.respond()
-        assert good.result(TIMEOUT_S).send_status is SendStatus.SEND_OK
+        assert good.result(PATIENCE_S).send_status is SendStatus.SEND_OK
 
 
 def test_close_fails_the_messages_that_wait(cluster: SlowBroker) -> None:
     with busy_client(cluster) as broker:
         waiting = [send(broker, b"x") for _ in range(200)]  # more than one request of them
         broker.close()
-        errors = [future.exception(TIMEOUT_S) for future in waiting]
+        errors = [future.exception(PATIENCE_S) for future in waiting]
 
     assert any("the client was closed before it was sent" in str(error) for error in errors)
     assert {type(error) for error in errors} <= {BrokerClosedError, SendError}
@@ -297,4 +296,4 @@ def test_messages_that_are_refused_together_while_the_client_closes_fail() -> No
     )
 
     with pytest.raises(BrokerClosedError, match="send message id-1 to 'orders': the client was closed before"):
-        outcome.result(TIMEOUT_S)
+        outcome.result(PATIENCE_S)

@@ -18,8 +18,8 @@ from mqtemplate.results import TransactionState
 from tests.brokers.remote.clients import client, join, message_ext, remote, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.remoting.protocol.other_side import encode_message
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 20
 HOST = HostAddress("127.0.0.1", 10911)
 
 
@@ -35,7 +35,7 @@ class RecordingChannel:
         self._sent.put(request)
 
     def next_end(self) -> tuple[RemotingCommand, EndTransactionRequestHeader]:
-        request = self._sent.get(timeout=TIMEOUT_S)
+        request = self._sent.get(timeout=PATIENCE_S)
         return request, request.header(EndTransactionRequestHeader)
 
     def is_unused(self) -> bool:
@@ -120,12 +120,12 @@ def test_a_check_beyond_the_limit_is_not_answered(broker: RemoteBroker) -> None:
 
     def slow(message: MessageExt) -> TransactionState:
         started.set()
-        assert may_end.wait(TIMEOUT_S)
+        assert may_end.wait(PATIENCE_S)
         return TransactionState.COMMIT
 
     broker.transactions.check_transactions("shop", slow, threads=1, max_waiting=1)
     check(broker, channel, check_request("shop", 1))
-    assert started.wait(TIMEOUT_S)
+    assert started.wait(PATIENCE_S)
     check(broker, channel, check_request("shop", 2))
     check(broker, channel, check_request("shop", 3))
     may_end.set()
@@ -142,8 +142,8 @@ def test_the_client_s_own_group_stays_registered_when_its_checker_is_closed(tmp_
         broker.create_topic("requests", 1)
         member = join(broker, "requests")
 
-        future = broker.requests.request(Message("requests", b"?"), None, TIMEOUT_S * 1_000)
+        future = broker.requests.request(Message("requests", b"?"), None, PATIENCE_S * 1_000)
         [request] = take(member, 1)
         broker.requests.reply(request, b"!")
 
-        assert future.result(TIMEOUT_S).body == b"!"
+        assert future.result(PATIENCE_S).body == b"!"
