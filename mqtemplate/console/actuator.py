@@ -31,8 +31,7 @@ from mqtemplate.operations.application import (
     undo_seek,
 )
 from mqtemplate.operations.audit import AuditLog, LoggedChange
-from mqtemplate.operations.changes import UnconfirmedChangeError
-from mqtemplate.operations.offsets import LISTENER_SEEK
+from mqtemplate.operations.changes import LISTENER_SEEK, UnconfirmedChangeError
 from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from mqtemplate.context.config.masking import masked
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.observability.lateness import Cause
-from mqtemplate.operations.changes import ChangePreview, most_of_reset, offset_value
-from mqtemplate.operations.offsets import LISTENER_SEEK
+from mqtemplate.operations.changes import LISTENER_SEEK, ChangePreview, most_of_reset, offset_value
 
 _ACTIONS = ("pause", "resume", "concurrency")
 _SCHEDULE_ACTIONS = ("pause", "resume", "trigger")

@@ -37,8 +37,7 @@ from mqtemplate.http.tokens import TokenAnswer
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import AuditLog, default_audit_path
 from mqtemplate.operations.bulk import parse_time
-from mqtemplate.operations.changes import Change, UnconfirmedChangeError
-from mqtemplate.operations.offsets import LISTENER_SEEK
+from mqtemplate.operations.changes import LISTENER_SEEK, Change, UnconfirmedChangeError
 from mqtemplate.operations.undo import undo_change, why_not_undone
 
 _log = get_logger("mqtemplate.dashboard")

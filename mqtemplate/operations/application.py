@@ -20,8 +20,14 @@ from mqtemplate.listener.container.process_queue import epoch_ms
 from mqtemplate.message import MessageQueue
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.audit import AuditLog, LoggedChange
-from mqtemplate.operations.changes import carry_out, check_confirmed
-from mqtemplate.operations.offsets import LISTENER_SEEK, OffsetsReset, old_offsets, plan_restore
+from mqtemplate.operations.changes import (
+    LISTENER_SEEK,
+    OffsetsReset,
+    carry_out,
+    check_confirmed,
+    old_offsets,
+    plan_restore,
+)
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 from mqtemplate.user_code import did_you_mean

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, TypeAlias
 
-from mqtemplate.broker import OffsetChange
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.broker import Broker, OffsetChange
+from mqtemplate.errors import CorruptRecordError, MQTemplateError, OffsetOutOfRangeError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.audit import AuditLog, OldValue
 from mqtemplate.operations.bulk import OnProgress, at_most, no_progress
@@ -302,3 +303,127 @@ def carry_out(
         result = change.make(entry.old, on_progress)
         entry.result.update(result.facts)
     return ChangeResult(result.text, result.facts, result.details, entry.id)
+
+
+# --- offsets ------------------------------------------------------------------------------------
+
+LISTENER_SEEK = "listener.seek"
+"""Action of a reset by a listener, in the audit log."""
+
+SetOffsets: TypeAlias = Callable[[Mapping[MessageQueue, int]], object]
+"""Function that sets committed offsets of a group."""
+
+
+class OffsetsReset(Change):
+    """Reset of the offsets of a group: by its administrator, or by one of its listeners.
+
+    Args:
+        broker: Broker with the messages.
+        changes: The queues that move.
+        set_offsets: Sets the new offsets.
+        target: Fields of the audit log: the group, and the position.
+        action: Name in the audit log.
+        notes: Sentences for the preview.
+    """
+
+    is_by_queue: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        broker: Broker,
+        changes: Sequence[OffsetChange],
+        set_offsets: SetOffsets,
+        target: Mapping[str, object],
+        *,
+        action: str = "offsets.reset",
+        notes: Sequence[str] = (),
+        is_named: bool = False,
+    ) -> None:
+        super().__init__(action, target, is_named=is_named)
+        self.changes = tuple(changes)
+        self._broker = broker
+        self._set_offsets = set_offsets
+        self._notes = tuple(notes)
+
+    @property
+    def title(self) -> str:
+        queues = f"{len(self.changes)} offset{'s' * (len(self.changes) != 1)}"
+        parts = [
+            f"{verb} {count:,} message{'s' * (count != 1)}{more}"
+            for verb, count, more in (("skip", self.preview.skipped, ""), ("deliver", self.preview.again, " again"))
+            if count
+        ]
+        effect = f": {' and '.join(parts)}" if parts else ""
+        return f"Set {queues} of group {self.target['group']!r}{effect}"
+
+    @cached_property
+    def preview(self) -> ChangePreview:
+        moved = Counter[str]()
+        times: list[int] = []
+        for each in self.changes:
+            moved[each.queue.topic] += each.skipped + each.again
+            times += self._times(each)
+        return ChangePreview(
+            count=moved.total(),
+            noun="message",
+            topics={topic: count for topic, count in moved.most_common() if count},
+            first_ms=min(times, default=None),
+            last_ms=max(times, default=None),
+            offsets=self.changes,
+            notes=self._notes,
+            undo="It can be undone: the group goes back to the old offsets, and gets what it has handled since again.",
+        )
+
+    def _times(self, change: OffsetChange) -> Iterator[int]:
+        """Yield the store times of the first and the last message that the change skips or delivers again."""
+        if not change.skipped + change.again:
+            return
+        for at in (change.after - change.skipped, change.after + change.again - 1):
+            try:
+                page = self._broker.reader.pull(change.queue, max(at, change.first), 1, 0)
+            except (OffsetOutOfRangeError, CorruptRecordError):
+                continue  # a preview without a time is better than none
+            yield from (message.store_timestamp for message in page.messages[:1])
+
+    def old_values(self) -> Iterator[OldValue]:
+        yield from map(offset_value, self.changes)
+
+    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
+        self._set_offsets({change.queue: change.after for change in self.changes})
+        on_progress(self.preview.count)
+        facts = {"skipped": self.preview.skipped, "again": self.preview.again}
+        return ChangeResult(f"set {len(self.changes)} offsets of group {self.target['group']!r}", facts)
+
+
+def old_offsets(values: Iterable[OldValue]) -> dict[MessageQueue, int | None]:
+    """Return the offsets before a reset, from its audit line."""
+    return {MessageQueue(each["topic"], each["broker"], each["queue"]): each["before"] for each in values}
+
+
+def plan_restore(
+    old: Mapping[MessageQueue, int | None],
+    committed: Mapping[MessageQueue, int | None],
+    spans: Mapping[MessageQueue, tuple[int, int]],
+) -> tuple[list[OffsetChange], list[str]]:
+    """Return the changes that set old offsets again, and sentences about queues where that is not possible.
+
+    Args:
+        committed: The offsets now.
+        spans: First offset and end of each queue that exists.
+    """
+    changes, notes = [], []
+    for queue, before in old.items():
+        name = f"queue {queue.topic}/{queue.broker_name}/{queue.queue_id}"
+        if queue not in spans:
+            notes.append(f"{name} is left alone: it is gone, or belongs to another member.")
+            continue
+        low, high = spans[queue]
+        wanted = min(max(low if before is None else before, low), high)
+        if before is None:
+            notes.append(f"{name} had no offset; it gets that of its first message.")
+        elif before < low:
+            notes.append(f"{name}: retention has deleted messages up to offset {low:,}.")
+        change = OffsetChange(queue, committed.get(queue), wanted, low)
+        if change.before != change.after:
+            changes.append(change)
+    return changes, notes

@@ -9,14 +9,21 @@ from enum import Enum
 from functools import cached_property
 from typing import ClassVar
 
-from mqtemplate.broker import Broker, GroupInfo, OffsetChange, QueueSpan
+from mqtemplate.broker import GroupInfo, OffsetChange, QueueSpan
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import OldValue
 from mqtemplate.operations.bulk import OnProgress
-from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, offset_value
-from mqtemplate.operations.messages import read_page
+from mqtemplate.operations.changes import (
+    Change,
+    ChangePreview,
+    ChangeResult,
+    OffsetsReset,
+    offset_value,
+    old_offsets,
+    plan_restore,
+)
 
 
 class OffsetPosition(Enum):
@@ -105,93 +112,6 @@ def apply_reset(access: BrokerAccess, group: str, changes: list[OffsetChange]) -
         access.open_for_changes().admin().set_offsets(group, {change.queue: change.after for change in changes})
 
 
-LISTENER_SEEK = "listener.seek"
-"""Action of a reset by a listener, in the audit log."""
-
-SetOffsets = Callable[[Mapping[MessageQueue, int]], object]
-"""Function that sets committed offsets of a group."""
-
-
-class OffsetsReset(Change):
-    """Reset of the offsets of a group: by its administrator, or by one of its listeners.
-
-    Args:
-        broker: Broker with the messages.
-        changes: The queues that move.
-        set_offsets: Sets the new offsets.
-        target: Fields of the audit log: the group, and the position.
-        action: Name in the audit log.
-        notes: Sentences for the preview.
-    """
-
-    is_by_queue: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        broker: Broker,
-        changes: Sequence[OffsetChange],
-        set_offsets: SetOffsets,
-        target: Mapping[str, object],
-        *,
-        action: str = "offsets.reset",
-        notes: Sequence[str] = (),
-        is_named: bool = False,
-    ) -> None:
-        super().__init__(action, target, is_named=is_named)
-        self.changes = tuple(changes)
-        self._broker = broker
-        self._set_offsets = set_offsets
-        self._notes = tuple(notes)
-
-    @property
-    def title(self) -> str:
-        queues = f"{len(self.changes)} offset{'s' * (len(self.changes) != 1)}"
-        parts = [
-            f"{verb} {count:,} message{'s' * (count != 1)}{more}"
-            for verb, count, more in (("skip", self.preview.skipped, ""), ("deliver", self.preview.again, " again"))
-            if count
-        ]
-        effect = f": {' and '.join(parts)}" if parts else ""
-        return f"Set {queues} of group {self.target['group']!r}{effect}"
-
-    @cached_property
-    def preview(self) -> ChangePreview:
-        moved = Counter[str]()
-        times: list[int] = []
-        for each in self.changes:
-            moved[each.queue.topic] += each.skipped + each.again
-            times += self._times(each)
-        return ChangePreview(
-            count=moved.total(),
-            noun="message",
-            topics={topic: count for topic, count in moved.most_common() if count},
-            first_ms=min(times, default=None),
-            last_ms=max(times, default=None),
-            offsets=self.changes,
-            notes=self._notes,
-            undo="It can be undone: the group goes back to the old offsets, and gets what it has handled since again.",
-        )
-
-    def _times(self, change: OffsetChange) -> Iterator[int]:
-        """Yield the store times of the first and the last message that the change skips or delivers again."""
-        if not change.skipped + change.again:
-            return
-        ends = (change.after - change.skipped, change.after + change.again)
-        for at in (ends[0], ends[1] - 1):
-            page, _ = read_page(self._broker, change.queue, max(at, change.first))
-            if page is not None and page.messages:
-                yield page.messages[0].store_timestamp
-
-    def old_values(self) -> Iterator[OldValue]:
-        yield from map(offset_value, self.changes)
-
-    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        self._set_offsets({change.queue: change.after for change in self.changes})
-        on_progress(self.preview.count)
-        facts = {"skipped": self.preview.skipped, "again": self.preview.again}
-        return ChangeResult(f"set {len(self.changes)} offsets of group {self.target['group']!r}", facts)
-
-
 def reset_change(
     access: BrokerAccess, group: str, changes: Sequence[OffsetChange], *, notes: Sequence[str] = (), **target: object
 ) -> OffsetsReset:
@@ -201,40 +121,6 @@ def reset_change(
         access.open_for_changes().admin().set_offsets(group, offsets)
 
     return OffsetsReset(access.broker, changes, set_offsets, {"group": group, **target}, notes=notes)
-
-
-def old_offsets(values: Iterable[OldValue]) -> dict[MessageQueue, int | None]:
-    """Return the offsets before a reset, from its audit line."""
-    return {MessageQueue(each["topic"], each["broker"], each["queue"]): each["before"] for each in values}
-
-
-def plan_restore(
-    old: Mapping[MessageQueue, int | None],
-    committed: Mapping[MessageQueue, int | None],
-    spans: Mapping[MessageQueue, tuple[int, int]],
-) -> tuple[list[OffsetChange], list[str]]:
-    """Return the changes that set old offsets again, and sentences about queues where that is not possible.
-
-    Args:
-        committed: The offsets now.
-        spans: First offset and end of each queue that exists.
-    """
-    changes, notes = [], []
-    for queue, before in old.items():
-        name = f"queue {queue.topic}/{queue.broker_name}/{queue.queue_id}"
-        if queue not in spans:
-            notes.append(f"{name} is left alone: it is gone, or belongs to another member.")
-            continue
-        low, high = spans[queue]
-        wanted = min(max(low if before is None else before, low), high)
-        if before is None:
-            notes.append(f"{name} had no offset; it gets that of its first message.")
-        elif before < low:
-            notes.append(f"{name}: retention has deleted messages up to offset {low:,}.")
-        change = OffsetChange(queue, committed.get(queue), wanted, low)
-        if change.before != change.after:
-            changes.append(change)
-    return changes, notes
 
 
 def restored_offsets(access: BrokerAccess, group: str, values: Iterable[OldValue], **target: object) -> OffsetsReset:

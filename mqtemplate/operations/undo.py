@@ -5,10 +5,10 @@ from __future__ import annotations
 from mqtemplate.errors import MessageError
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import LoggedChange
-from mqtemplate.operations.changes import Change
+from mqtemplate.operations.changes import LISTENER_SEEK, Change
 from mqtemplate.operations.dead_letters import PurgeUndone
 from mqtemplate.operations.delayed import CancelUndone, DueTimesRestored
-from mqtemplate.operations.offsets import LISTENER_SEEK, restored_offsets
+from mqtemplate.operations.offsets import restored_offsets
 
 _RESET = ("offsets.reset", "offsets.forget")
 _MOVED = ("delayed.deliver", "delayed.shift", "delayed.move")
