@@ -127,7 +127,7 @@ test: setup $(CHECK)/.ready ## Lint and run all tests but the longest
 test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests
 	@$(call WITH_LINT,$(PYTEST))
 
-# Without the rest of the environment: the site is made of the sources, and nobody needs PySpark to read about it.
+# Without the rest of the environment, such as PySpark: the site is built from the sources.
 $(VENV)/.docs: $(LOCKS)/build.txt $(LOCKS)/docs.txt | environment
 	@$(LOCKED) $(LOCKS)/build.txt && $(LOCKED) $(LOCKS)/docs.txt
 	@touch $@

@@ -70,7 +70,7 @@ def send_until_killed(folder: Path, first: int, count: int, mode: FlushDiskType)
             level = chance.choice((0, 1, 2))
             delay_ms = level * 1_000 or chance.randrange(1, _LONGEST_DELAY_MS)
             before = clock.now_ms()
-            option = {"delay_level": level} if level else {"delay": delay_ms / 1_000}
+            option = {"delay_level": level} if level else {"delay": f"{delay_ms}ms"}
             result = template.sync_send(TOPIC, str(number), **option)  # type: ignore[arg-type]
             _print_action("sent", number, before + delay_ms)
             if chance.random() < 0.2:

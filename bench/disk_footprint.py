@@ -30,7 +30,7 @@ def measure(name: str, days: int, messages: int) -> None:
         for _ in range(days):
             with MQApplication(settings={"rocketmq.name-server": f"embedded:{folder}"}, environment={}) as app:
                 for number in range(messages):
-                    delay = {0: {}, 1: {"delay_level": 3}, 2: {"delay": 3_600 + number}}[number % 3]
+                    delay = {0: {}, 1: {"delay_level": 3}, 2: {"delay": f"1h {number}s"}}[number % 3]
                     app.template.sync_send(f"topic-{number % 5}:tag", b"x" * 200, **delay)
         report(name, used_bytes(folder) / _MIB, "MiB", "< 8 MiB")
         print(f"  {by_part(folder)}")

@@ -34,6 +34,8 @@
     ├── DependencyError            an object of the application cannot be created
     ├── EventLoopBlockedError      a blocking call on an event loop that would wait for this very loop
     └── SparkError                 Spark, its Java, or the state of a query cannot be used
+
+And one warning: `UnitWarning`, for a duration without a unit.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ from typing import Any, Self, TypeVar
 
 __all__ = [
     "BodyTooLargeError",
+    "BrokerBusyError",
     "BrokerClosedError",
     "BrokerError",
     "ConfigurationError",
@@ -77,6 +80,7 @@ __all__ = [
     "StoreFormatError",
     "StoreFullError",
     "StoreLockedError",
+    "UnitWarning",
     "UnknownNameError",
     "UnsupportedError",
     "escaped",
@@ -220,6 +224,10 @@ class SendTimeoutError(SendError, TimeoutError):
 
 class BrokerError(MQTemplateError):
     """The broker cannot carry out the request now."""
+
+
+class BrokerBusyError(BrokerError):
+    """The broker is overloaded, and refused the request. A retry may help."""
 
 
 class BrokerClosedError(BrokerError):
@@ -400,3 +408,10 @@ class EventLoopBlockedError(MQTemplateError, RuntimeError):
 
 class SparkError(MQTemplateError):
     """Spark, its Java, or the state of a query cannot be used."""
+
+
+class UnitWarning(UserWarning):
+    """A duration is a number without a unit, which is easily read as another duration.
+
+    The text says how it is read, and what to write. The warning points at the line of the application.
+    """

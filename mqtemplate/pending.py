@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
+from mqtemplate.errors import MessageError
 from mqtemplate.message import key_text
 
 __all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "ScheduleChange", "ScheduleChangeStatus"]
@@ -49,10 +50,12 @@ class PendingQuery:
         tag: The tag of the message.
         before_ms: Due before this time (epoch ms).
         after_ms: Due at this time or later (epoch ms).
+        newest: With *key*: look only at this number of the newest delayed messages that have it, whether they are still
+            pending or not. A key that each of thousands of messages had is found as fast as one that is unique.
         namespace: Prefix of the topic on the wire. A remote broker sets its own; others do not need it.
 
     Raises:
-        MessageError: *key* is empty, has a blank, or is not a single value.
+        MessageError: *key* is empty, has a blank, or is not a single value; or *newest* is below 1, or without a key.
     """
 
     topic: str | None = None
@@ -60,11 +63,14 @@ class PendingQuery:
     tag: str | None = None
     before_ms: int | None = None
     after_ms: int | None = None
+    newest: int | None = None
     namespace: str | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None:
             object.__setattr__(self, "key", key_text(self.key))
+        if self.newest is not None and (self.key is None or self.newest < 1):
+            raise MessageError(f"newest must be 1 or more, and needs a key, got {self.newest} with key {self.key!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,15 +8,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from mqtemplate.clock import Clock, VirtualClock
-from mqtemplate.user_code import error_text
+from mqtemplate.event_log import get_logger
+from mqtemplate.processes import call_after_fork
+from mqtemplate.user_code import error_text, type_name
 
 __all__ = [
     "AfterChangeService",
+    "ClockStepWatch",
     "ClockWatch",
     "PeriodicService",
+    "ReportError",
     "Service",
     "ServiceRunner",
     "ServiceThread",
@@ -25,7 +29,13 @@ __all__ = [
 ]
 
 
+_log = get_logger("mqtemplate.services")
+
 _AFTER_ERROR_MS = 1_000
+_REPORT_MS = 60_000
+
+ReportError: TypeAlias = Callable[["Service", Exception, int], None]
+"""Function (service, error, repeated) that logs a failed step: *repeated* steps failed alike since the last call."""
 
 
 class Service(Protocol):
@@ -99,6 +109,63 @@ class ClockWatch:
         return moved_ms if self._clock.is_virtual or abs(moved_ms) > self._STEP_MS else 0
 
 
+class ClockStepWatch:
+    """Wakes threads within a second after the wall clock was set, as by NTP or while the machine was suspended.
+
+    A thread that waits for a wall time waits as long as that takes by a monotonic clock. So one thread of the process
+    compares both clocks each second, while others wait. The waiting threads themselves need not wake up for that.
+
+    Args:
+        interval_s: Time between two comparisons; None: only `check` compares them.
+    """
+
+    def __init__(self, interval_s: float | None = 1.0) -> None:
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._watches: dict[Callable[[], None], ClockWatch] = {}
+        self._running: tuple[threading.Thread, WakeEvent] | None = None
+        call_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Forget the threads of the parent process."""
+        self._lock = threading.Lock()
+        self._watches, self._running = {}, None
+
+    def add(self, clock: Clock, wake: Callable[[], None]) -> None:
+        """Call *wake* each time after *clock* was set."""
+        with self._lock:
+            self._watches[wake] = ClockWatch(clock)
+            if self._running is None and self._interval_s is not None:
+                end = WakeEvent()
+                thread = threading.Thread(target=self._run, args=(end,), name="mqtemplate-clock", daemon=True)
+                thread.start()
+                self._running = thread, end
+
+    def remove(self, wake: Callable[[], None]) -> None:
+        """Do not call *wake* any more."""
+        with self._lock:
+            self._watches.pop(wake, None)
+            if self._watches or self._running is None:
+                return
+            (thread, end), self._running = self._running, None
+        end.set()
+        thread.join()
+
+    def check(self) -> None:
+        """Compare the clocks now."""
+        for wake, watch in list(self._watches.items()):
+            if watch.moved_ms():
+                wake()
+
+    def _run(self, end: WakeEvent) -> None:
+        assert self._interval_s is not None
+        while not end.wait(self._interval_s):
+            self.check()
+
+
+_CLOCK_STEPS = ClockStepWatch()
+
+
 class AfterChangeService:
     """Runs an action some time after a change, once for all changes in between. Without changes it sleeps.
 
@@ -140,20 +207,32 @@ class AfterChangeService:
 class ServiceThread:
     """A thread that steps services: it sleeps until the first one is due and wakes when work arrives.
 
-    If a step raises, the thread passes the error to *on_error* and repeats the step a second later. The other services
-    are not affected. That holds for every class of exception: a step may call code of the application. In a process
-    that is forked by a step the thread ends.
+    If a step raises, the thread repeats it a second later. The other services are not affected. That holds for every
+    class of exception: a step may call code of the application. In a process that is forked by a step the thread ends.
+
+    A cause such as a full disk lets each step fail until an operator acts. So *on_error* gets the first error of each
+    class from a service, and then one a minute with the number of the others. When no step has failed for a minute,
+    that is logged, too.
+
+    Args:
+        clock_steps: Wakes the thread when the wall clock is set.
     """
 
     _RETRY_MS = 1_000
-    _LONGEST_SLEEP_S = 60.0  # a wall clock that was set forward is noticed after this time at the latest
+    _LONGEST_SLEEP_S = 60.0
 
     def __init__(
-        self, name: str, services: list[Service], clock: Clock, on_error: Callable[[Service, Exception], None]
+        self,
+        name: str,
+        services: list[Service],
+        clock: Clock,
+        on_error: ReportError,
+        clock_steps: ClockStepWatch = _CLOCK_STEPS,
     ) -> None:
         self._services = services
         self._clock = clock
-        self._on_error = on_error
+        self._failures = _RepeatedFailures(clock, on_error)
+        self._clock_steps = clock_steps
         self._wake_event = WakeEvent()
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
@@ -162,6 +241,7 @@ class ServiceThread:
 
     def start(self) -> None:
         """Start the thread."""
+        self._clock_steps.add(self._clock, self.wake)
         self._thread.start()
 
     def wake(self) -> None:
@@ -171,6 +251,7 @@ class ServiceThread:
     def stop(self, timeout_s: float = 10.0) -> None:
         """Stop the thread after the current step."""
         self._stopping = True
+        self._clock_steps.remove(self.wake)
         self._wake_event.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -186,14 +267,68 @@ class ServiceThread:
 
     def _step(self, service: Service) -> int | None:
         try:
-            return service.step()
+            next_ms = service.step()
         except Exception as exc:
-            self._on_error(service, exc)
+            self._failures.failed(service, exc)
         except BaseException as exc:  # not for the process: signals arrive in the main thread
             error = RuntimeError(f"the service raised {error_text(exc)}")
             error.__cause__ = exc
-            self._on_error(service, error)
+            self._failures.failed(service, error)
+        else:
+            self._failures.succeeded(service)
+            return next_ms
         return self._clock.now_ms() + self._RETRY_MS
+
+
+@dataclass(slots=True)
+class _FailedSteps:
+    """Failed steps of one service, all with an error of one class.
+
+    Attributes:
+        reported_ms: Steady time of the last report.
+        failed_ms: Steady time of the last failed step.
+        count: Number of failed steps.
+        repeated: Number of those since the last report.
+    """
+
+    reported_ms: int
+    failed_ms: int
+    count: int = 1
+    repeated: int = 0
+
+
+class _RepeatedFailures:
+    """The failures of the services of one thread: each class of error is reported once in an interval.
+
+    A service works again when no step has failed for the interval. A single step that succeeds may have had no work.
+    """
+
+    def __init__(self, clock: Clock, report: ReportError) -> None:
+        self._clock = clock
+        self._report = report
+        self._found: dict[tuple[int, str], _FailedSteps] = {}  # id of the service, class of the error
+
+    def failed(self, service: Service, error: Exception) -> None:
+        now_ms = self._clock.steady_ms()
+        key = id(service), type_name(error)
+        found = self._found.get(key)
+        if found is None:
+            self._found[key] = _FailedSteps(now_ms, now_ms)
+            self._report(service, error, 0)
+            return
+        found.failed_ms, found.count, found.repeated = now_ms, found.count + 1, found.repeated + 1
+        if now_ms >= found.reported_ms + _REPORT_MS:
+            repeated, found.reported_ms, found.repeated = found.repeated, now_ms, 0
+            self._report(service, error, repeated)
+
+    def succeeded(self, service: Service) -> None:
+        if not self._found:
+            return
+        now_ms = self._clock.steady_ms()
+        for key, found in list(self._found.items()):
+            if key[0] == id(service) and now_ms >= found.failed_ms + _REPORT_MS:
+                del self._found[key]
+                _log.info("service.works_again", service=service.name, error=key[1], failed_steps=found.count)
 
 
 class ServiceRunner:
@@ -202,9 +337,7 @@ class ServiceRunner:
     It may be started again after a stop.
     """
 
-    def __init__(
-        self, service: Service, clock: Clock, thread: str, on_error: Callable[[Service, Exception], None]
-    ) -> None:
+    def __init__(self, service: Service, clock: Clock, thread: str, on_error: ReportError) -> None:
         self._service = service
         self._clock = clock
         self._thread_name = thread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import uuid
+import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -11,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from mqtemplate import Message, MessageQueue
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import MQTemplateError, UnitWarning
 
 __all__ = ["FIRST", "HOSTILE", "LAST", "ZONES", "Kind", "Silent", "Zone", "takes_or_refuses"]
 
@@ -66,7 +67,9 @@ HOSTILE: list[Any] = [*_TIMES, *_NUMBERS, *_TEXTS, *_OBJECTS]
 def takes_or_refuses(call: Callable[[], object]) -> None:
     """Make a call that succeeds, or raises an error of the library whose text can be printed and read."""
     try:
-        call()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UnitWarning)
+            call()
     except MQTemplateError as exc:
         text = str(exc)
         assert text.encode()

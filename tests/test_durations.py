@@ -51,8 +51,7 @@ def test_anything_else_is_refused(value: Any) -> None:
     with pytest.raises(ValueError) as raised:
         duration_ms(value, 1_000)
     assert str(raised.value) == (
-        "a duration: '3h', '1h 30m', '250ms' (units: d h m s ms) or a timedelta, or a number of seconds; got "
-        + repr(value)
+        "a duration: '3h', '1h 30m', '250ms' (units: d h m s ms) or a timedelta; got " + repr(value)
     )
 
 
@@ -83,7 +82,7 @@ def test_durations_are_shown_as_people_write_them() -> None:
 # --- options and attributes ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delay", ["3h", "2h 60m", timedelta(hours=3), 10_800, 10_800.0])
+@pytest.mark.parametrize("delay", ["3h", "2h 60m", "10800s", timedelta(hours=3)])
 def test_a_delay_has_any_of_the_forms(
     mqtemplate_template: RecordingTemplate, mqtemplate_harness: Harness, mqtemplate_app: Any, delay: Any
 ) -> None:

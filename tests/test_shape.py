@@ -326,6 +326,14 @@ def test_all_is_what_exists(name: str) -> None:
     assert len(declared) == len(set(declared))
 
 
+@pytest.mark.parametrize("name", [each for each in exporting_modules() if each.startswith("mqtemplate_starter_")])
+def test_a_starter_exports_no_name_of_its_modules(name: str) -> None:
+    """Its names are imported late, and the import of a module would put the module in place of the name."""
+    modules = {file.stem for file in structure().modules[name].parent.glob("*.py")}
+
+    assert {*getattr(importlib.import_module(name), "__all__", ())} & modules == set()
+
+
 def test_a_package_only_says_what_is_public() -> None:
     """An ``__init__.py`` has imports (``__getattr__`` is a late one) and ``__all__``; code has a module of its own."""
     wrong = [

@@ -35,7 +35,7 @@ async def order_and_wait(template: RocketMQTemplate) -> list[str]:
     Returns:
         The texts of the reminders.
     """
-    orders = (template.async_send_and_receive("orders", article, Receipt, timeout=10_000) for article in ARTICLES)
+    orders = (template.async_send_and_receive("orders", article, Receipt, timeout="10s") for article in ARTICLES)
     for receipt in await asyncio.gather(*orders):
         print(f"Ordered {receipt.article} for {receipt.cents} cents.")
     async with asyncio.timeout(MAX_WAIT_S):

@@ -40,7 +40,7 @@ class ReceiptDesk:
     @documents_send("receipts", int, reply=Receipt)
     async def receipt(self, order_id: int) -> Receipt:
         """Return the receipt of a paid order; wait for it without blocking the event loop."""
-        return await self._template.async_send_and_receive("receipts", order_id, Receipt, timeout=5_000)
+        return await self._template.async_send_and_receive("receipts", order_id, Receipt, timeout="5s")
 
 
 @service

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, with_unit
 from mqtemplate.errors import DestinationError
 
 SENDS_ATTRIBUTE = "__mqtemplate_documented_sends__"
@@ -42,7 +42,8 @@ def documents_send(
     Args:
         destination: ``"topic"`` or ``"topic:tag"``; it may hold placeholders.
         payload: Type of the payload; None if it is unknown.
-        delay: Delay of the message: a duration, or a text such as ``"15m, then 1d"``; it may hold placeholders.
+        delay: Delay of the message: a text such as ``"3h"`` or ``"15m, then 1d"``, which may hold placeholders; or a
+            timedelta.
         delay_level: Its delay level.
         reply: Type of the reply, if the message is a request.
 
@@ -51,7 +52,7 @@ def documents_send(
     """
     if not isinstance(destination, str):
         raise DestinationError(f"@documents_send: destination must be 'topic' or 'topic:tag', got {destination!r}")
-    spec = DocumentedSend(destination, payload, delay, delay_level, reply)
+    spec = DocumentedSend(destination, payload, with_unit("delay", delay), delay_level, reply)
 
     def mark(target: _Target) -> _Target:
         setattr(target, SENDS_ATTRIBUTE, (spec, *vars(target).get(SENDS_ATTRIBUTE, ())))

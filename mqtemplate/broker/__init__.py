@@ -12,7 +12,7 @@ from mqtemplate.broker.admin import (
     TopicKind,
     unknown_name,
 )
-from mqtemplate.broker.broker import Broker, Capability, RetentionHold, StoreHealth
+from mqtemplate.broker.broker import Broker, Capability, DiskSpace, RetentionHold, StoreHealth
 from mqtemplate.broker.parts import (
     CheckTransaction,
     ConsumeFromWhere,
@@ -39,6 +39,7 @@ __all__ = [
     "ConsumerGroups",
     "ConsumerSpec",
     "DelayedMessages",
+    "DiskSpace",
     "GroupInfo",
     "GroupSubscription",
     "Member",

@@ -214,6 +214,10 @@ class BrokerAdmin(ABC):
     def topic_kinds(self) -> dict[str, TopicKind]:
         """Return the kind of each topic, sorted by name."""
 
+    @abstractmethod
+    def delay_levels_ms(self) -> Sequence[int] | None:
+        """Return the delay of each level that the broker uses now, level 1 first; None if it does not say."""
+
     def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included, sorted."""
         return list(self.topic_kinds())

@@ -47,18 +47,46 @@ class Capability(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Space of the disk of a store directory, as ``df`` counts it.
+
+    Attributes:
+        used_bytes: All files of the file system, those of other programs too.
+        free_bytes: Space that this user can take.
+        store_bytes: Disk space of the commit log and the consume queues.
+        limit_free_bytes: Free space below which unread messages are deleted or new messages refused.
+        full_in_ms: Time until then at the rate of the last minutes; None if the disk does not fill.
+        is_roomy: True while 16 more commit log files fit: a nearly full disk of a terabyte has space for months.
+    """
+
+    used_bytes: int
+    free_bytes: int
+    store_bytes: int
+    limit_free_bytes: int
+    full_in_ms: int | None
+    is_roomy: bool
+
+    @property
+    def used_ratio(self) -> float:
+        """Used part, 0 to 1."""
+        return self.used_bytes / max(self.used_bytes + self.free_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class StoreHealth:
     """State of a store in this process.
 
     Attributes:
         error: Why nothing can be stored or flushed; None if all is well.
         not_flushed_bytes: Number of stored bytes that are not on the disk yet.
-        disk_used_ratio: Used part of the disk, 0 to 1; None if the store is in memory.
+        disk: Space of the disk; None if the store is in memory.
+        refusal: Why new messages are refused for want of disk space, and what helps; None while they are accepted.
     """
 
     error: str | None
     not_flushed_bytes: int
-    disk_used_ratio: float | None
+    disk: DiskSpace | None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,8 +216,8 @@ def _message(topic: str, records: list[TraceRecord]) -> Message:
     return Message(topic, "".join(record.text for record in records).encode(), {Property.KEYS: " ".join(keys)})
 
 
-def _report(service: Service, error: Exception) -> None:
-    _log.error("trace.failed", exc_info=error)
+def _report(service: Service, error: Exception, repeated: int) -> None:
+    _log.error("trace.failed", repeated=repeated, exc_info=error)
 
 
 class TraceOf(Protocol):

@@ -28,7 +28,7 @@ class PauseListener(Picklable):  # a request, not an error of the library
     database that is down. Messages that were fetched stay in this process.
 
     Args:
-        duration: Time until the listener continues, such as ``"30s"``, a timedelta, or seconds.
+        duration: Time until the listener continues: ``"30s"`` or a timedelta.
         reason: Cause for the log.
 
     Raises:
@@ -48,7 +48,7 @@ class RateLimit:
 
     Args:
         count: Messages per *per*, retries included.
-        per: Time, such as ``"1s"``, a timedelta, or seconds.
+        per: Time: ``"1s"`` or a timedelta.
         burst: Messages that may be handled at once after a quiet time; by default *count*.
 
     Raises:

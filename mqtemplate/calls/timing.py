@@ -124,7 +124,7 @@ class TimeLimit:
       handler. On a virtual clock a plain handler takes no time, and has no limit.
 
     Args:
-        limit: Time, such as ``"30s"``, a timedelta, or seconds. Middlewares further inside count too.
+        limit: Time: ``"30s"`` or a timedelta. Middlewares further inside count too.
 
     Raises:
         ConfigurationError: *limit* is not allowed.

@@ -18,6 +18,7 @@ _COMMANDS = {
     "init": "run",
     "run": "run",
     "broker": "broker",
+    "reload": "broker",
     "capabilities": "bench",
     "send": "messages",
     "tail": "messages",

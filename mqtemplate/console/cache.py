@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 from mqtemplate.errors import MQTemplateError, RequestTimeoutError
+from mqtemplate.message import MessageQueue
 
 T = TypeVar("T")
 
@@ -71,8 +72,8 @@ class BackgroundCache:
             raise entry.error
         return Cached(entry.value, time.monotonic() - entry.at_s)
 
-    def needed(self, key: str, read: Callable[[], T]) -> T:
-        """Return the value of a key.
+    def needed(self, key: str, read: Callable[[], T]) -> Cached[T]:
+        """Return the value of a key; wait for it if it was never read.
 
         Raises:
             RequestTimeoutError: It was never read, and reading takes too long.
@@ -84,7 +85,7 @@ class BackgroundCache:
                 f"reading the {key} of the broker takes longer than {self._max_wait_s:g} s and goes on in the "
                 "background: load this page again"
             )
-        return cached.value
+        return cached
 
     def clear(self) -> None:
         """Forget all values: after a change."""
@@ -126,30 +127,40 @@ _WINDOW_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class OffsetSample:
-    """Sums of offsets at a time.
+    """Offsets at a time.
 
     Attributes:
         stored: Topic -> sum of the maximum offsets of its queues.
-        consumed: Group -> sum of its committed offsets.
+        consumed: Group -> its committed offsets by queue. The first one is where the group starts, often at the end of
+            a long queue, so it is not a number of consumed messages.
     """
 
     time_ms: int
     stored: Mapping[str, int] = field(default_factory=dict)
-    consumed: Mapping[str, int] = field(default_factory=dict)
+    consumed: Mapping[str, Mapping[MessageQueue, int]] = field(default_factory=dict)
 
 
 class Rates:
     """The last samples. Rates are for about the last minute."""
 
     def __init__(self) -> None:
-        self._samples: deque[OffsetSample] = deque(maxlen=_MAX_SAMPLES)
+        self._samples: deque[_Totals] = deque(maxlen=_MAX_SAMPLES)
+        self._offsets: Mapping[str, Mapping[MessageQueue, int]] = {}
         self._lock = threading.Lock()
 
     def add(self, sample: OffsetSample) -> None:
         """Add a sample, unless the last one is younger than a second."""
         with self._lock:
-            if not self._samples or sample.time_ms >= self._samples[-1].time_ms + _LEAST_MS:
-                self._samples.append(sample)
+            last = self._samples[-1] if self._samples else None
+            if last is not None and sample.time_ms < last.time_ms + _LEAST_MS:
+                return
+            before, totals = self._offsets, {} if last is None else last.consumed
+            consumed = {
+                name: totals.get(name, 0) + _growth(before.get(name, {}), offsets)
+                for name, offsets in sample.consumed.items()
+            }
+            self._samples.append(_Totals(sample.time_ms, sample.stored, consumed))
+            self._offsets = sample.consumed
 
     def stored(self) -> dict[str, float]:
         """Return messages per second by topic; empty before the second sample."""
@@ -169,7 +180,7 @@ class Rates:
             found.append((after.time_ms, grown * 1_000 / (after.time_ms - before.time_ms)))
         return found
 
-    def _rates(self, values: Callable[[OffsetSample], Mapping[str, int]]) -> dict[str, float]:
+    def _rates(self, values: Callable[[_Totals], Mapping[str, int]]) -> dict[str, float]:
         with self._lock:
             samples = list(self._samples)
         if len(samples) < 2:
@@ -180,3 +191,16 @@ class Rates:
             first = samples[-2]
         seconds, before = (last.time_ms - first.time_ms) / 1_000, values(first)
         return {name: max(0, count - before.get(name, 0)) / seconds for name, count in values(last).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """A sample as it is kept: numbers of stored messages by topic, and of consumed ones by group since the first."""
+
+    time_ms: int
+    stored: Mapping[str, int]
+    consumed: Mapping[str, int]
+
+
+def _growth(before: Mapping[MessageQueue, int], offsets: Mapping[MessageQueue, int]) -> int:
+    return sum(max(0, offset - before[queue]) for queue, offset in offsets.items() if queue in before)

@@ -26,6 +26,9 @@ from mqtemplate.operations.messages import cursor_of, first_of, is_after, parse_
 
 _PAGE = 50
 _SHOWN = 20
+_CHIPS = 5
+_COUNT_S = 0.3
+"""Time that a page waits for the causes of all dead letters that match."""
 _MAX_EDITED_BYTES = 128 * 1024
 """Larger bodies do not fit into a form."""
 _FILTERS = ("topic", "key", "tag", "cause", "state", "from", "to")
@@ -40,7 +43,7 @@ def dead_letters(site: Site, call: Call) -> HttpResponse:
     group = call.text("group")
     if group is None:
         with site.reading() as access:
-            counts = DeadLetters(access).groups()
+            counts = DeadLetters(access).counts()
         return site.page(call, "letter_groups.html", counts=counts)
     after = parse_cursor(call.text("cursor"))
     wanted = _filter(dict(call.query), after[0])
@@ -52,13 +55,24 @@ def dead_letters(site: Site, call: Call) -> HttpResponse:
         "letters.html",
         group=group,
         letters=found,
-        causes=Counter(each.exception or "unknown" for each in found).most_common(5),
+        causes=_causes(site, group, _filter(dict(call.query))),
         states=["open", "resent", "purged", "all"],
         filters=[(name, call.query[name]) for name in _FILTERS if name in call.query],
         next=call.same_page(cursor=cursor_of(found[-1].message)) if has_more else None,
         after_ms=call.time_ms("from"),
         before_ms=call.time_ms("to"),
     )
+
+
+def _causes(site: Site, group: str, wanted: LetterFilter) -> list[tuple[str, int]]:
+    """Return the most frequent causes on all pages; none while they are counted for the first time."""
+
+    def read() -> Counter[str]:
+        with site.reading() as access:
+            return DeadLetters(access).causes(group, wanted)
+
+    cached = site.cache.get(("causes", group, wanted), read, _COUNT_S)
+    return [] if cached is None else cached.value.most_common(_CHIPS)
 
 
 def _filter(given: dict[str, str], after_ms: int = 0) -> LetterFilter:

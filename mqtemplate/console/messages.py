@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from mqtemplate.console.site import Call, Routes, Site
 from mqtemplate.converters.readable import body_text, short_body, time_text
@@ -19,6 +20,8 @@ from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import Selector, TagSelector
 
 _PAGE = 50
+_LATENESS_S = 0.1
+"""Time that a page waits for the late deliveries of the application."""
 
 
 def messages(site: Site, call: Call) -> HttpResponse:
@@ -71,7 +74,28 @@ def message(site: Site, call: Call) -> HttpResponse:
     if shown is None and path is not None:
         shown = _last_record(path)
     pending = [] if path is None else [step for step in path.steps if step.kind is StepKind.PENDING]
-    return site.page(call, "message.html", message=shown, topic=origin or "", path=path, pending=pending, now_ms=now_ms)
+    return site.page(
+        call,
+        "message.html",
+        message=shown,
+        topic=origin or "",
+        path=path,
+        pending=pending,
+        now_ms=now_ms,
+        late=[] if shown is None else _late_deliveries(site, shown.msg_id),
+    )
+
+
+def _late_deliveries(site: Site, msg_id: str) -> list[dict[str, Any]]:
+    """Return the recent late deliveries of a message: one that was released on time may be handled late."""
+    if site.application is None:
+        return []
+    try:
+        cached = site.cache.get("lateness", lambda: site.document("lateness"), _LATENESS_S)
+    except MQTemplateError:  # the page shows the path all the same
+        return []
+    document = None if cached is None else cached.value
+    return [] if document is None else [each for each in document["deliveries"] if each["msgId"] == msg_id]
 
 
 def _stored(access: BrokerAccess, msg_id: str, topic: str | None) -> MessageExt | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.dead_letters import DeadLetters
 from mqtemplate.pending import PendingQuery
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import DiskUsage
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -28,7 +29,7 @@ class BrokerState:
     """State of the broker.
 
     Attributes:
-        letters: Group -> number of its dead letters.
+        letters: Group -> number of its open dead letters, if it has some.
         store_bytes: Size of the files of the store directory; None if it is not on this machine.
     """
 
@@ -37,7 +38,7 @@ class BrokerState:
     groups: list[GroupInfo]
     letters: dict[str, int] = field(default_factory=dict)
     store_bytes: int | None = None
-    disk_used: float | None = None
+    disk: DiskUsage | None = None
 
     @property
     def lag(self) -> int:
@@ -48,16 +49,19 @@ class BrokerState:
 def overview(site: Site, call: Call) -> HttpResponse:
     """Return the page."""
     state = error = None
+    age_s = 0.0
     if site.source is not None:
         try:
             cached = site.cache.get("overview", lambda: _read(site), _FIRST_PAINT_S)
-            state = None if cached is None else cached.value
+            if cached is not None:
+                state, age_s = cached.value, cached.age_s
         except MQTemplateError as exc:
             error = str(exc)
     return site.page(
         call,
         "overview.html",
         state=state,
+        age_s=age_s,
         error=error,
         stored=site.rates.stored(),
         consumed=site.rates.consumed(),
@@ -83,19 +87,20 @@ def _read(site: Site) -> BrokerState:
         topics = [each for each in access.admin.topics() if each.kind is TopicKind.NORMAL]
         groups = access.admin.groups()
         now_ms = access.broker.clock.now_ms()
-        state = BrokerState(now_ms, topics, groups, DeadLetters(access).groups(), *_disk(site))
+        letters = {name: each.open for name, each in DeadLetters(access).counts().items() if each.open}
+        state = BrokerState(now_ms, topics, groups, letters, *_disk(site))
     stored = {topic.name: sum(span.max_offset for span in topic.queues) for topic in topics}
-    consumed = {group.name: sum(each.committed or 0 for each in group.progress) for group in groups}
+    consumed = {
+        group.name: {each.queue: each.committed for each in group.progress if each.committed is not None}
+        for group in groups
+    }
     site.rates.add(OffsetSample(now_ms, stored, consumed))
     return state
 
 
-def _disk(site: Site) -> tuple[int | None, float | None]:
+def _disk(site: Site) -> tuple[int | None, DiskUsage | None]:
     path = None if site.source is None else site.source.path
-    if path is None:
-        return None, None
-    usage = shutil.disk_usage(path)
-    return _size(path), usage.used / usage.total
+    return (None, None) if path is None else (_size(path), FolderStoreFiles(path).disk_usage())
 
 
 def _size(path: Path) -> int:

@@ -38,6 +38,7 @@ def environment() -> Environment:
     )
     found.filters |= {
         "time": _time,
+        "zoned": _zoned_time,
         "size": size_text,
         "span": span_text,
         "count": lambda number: f"{number:,}",
@@ -73,6 +74,16 @@ def _time(time_ms: int | None) -> Markup | str:
     except (ValueError, OverflowError, OSError):
         return f"{time_ms} ms"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, text)
+
+
+def _zoned_time(text: str | None) -> str:
+    """Return a time in ISO 8601 to the second, with its zone: a schedule has its own, whatever the page's is."""
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return text or ""
+    iso = moment.isoformat(" ", "seconds")
+    return iso if moment.tzinfo is None else f"{iso[:19]} UTC{iso[19:]}"
 
 
 def _plural(number: int, singular: str, plural: str = "") -> str:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mqtemplate.broker import GroupInfo, QueueSpan, TopicInfo, TopicKind
+from mqtemplate.broker import QueueSpan, TopicKind
+from mqtemplate.console.cache import Cached
 from mqtemplate.console.site import Call, Routes, Site
+from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
@@ -22,13 +24,14 @@ def topics(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _topic(site, call, name)
     kind, text = call.text("kind") or "normal", (call.text("search") or "").lower()
-    everything: list[TopicInfo] = _cached(site, "topics", lambda access: access.admin.topics())
-    found = [each for each in everything if kind in ("all", each.kind.value) and text in each.name.lower()]
+    everything = _cached(site, "topics", lambda access: access.admin.topics())
+    found = [each for each in everything.value if kind in ("all", each.kind.value) and text in each.name.lower()]
     kinds = [each.value for each in TopicKind]
-    return site.page(call, "topics.html", topics=found, kind=kind, kinds=kinds, rates=site.rates.stored())
+    rates = site.rates.stored()
+    return site.page(call, "topics.html", topics=found, kind=kind, kinds=kinds, rates=rates, age_s=everything.age_s)
 
 
-def _cached(site: Site, key: str, read: Callable[[BrokerAccess], list[T]]) -> list[T]:
+def _cached(site: Site, key: str, read: Callable[[BrokerAccess], list[T]]) -> Cached[list[T]]:
     """Return a list that may be some seconds old."""
 
     def read_all() -> list[T]:
@@ -54,9 +57,9 @@ def groups(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _group(site, call, name)
     text = (call.text("search") or "").lower()
-    everything: list[GroupInfo] = _cached(site, "groups", lambda access: access.admin.groups())
-    found = [each for each in everything if text in each.name.lower()]
-    return site.page(call, "groups.html", groups=found, rates=site.rates.consumed())
+    everything = _cached(site, "groups", lambda access: access.admin.groups())
+    found = [each for each in everything.value if text in each.name.lower()]
+    return site.page(call, "groups.html", groups=found, rates=site.rates.consumed(), age_s=everything.age_s)
 
 
 def _group(site: Site, call: Call, name: str) -> HttpResponse:
@@ -88,6 +91,7 @@ class LevelRow:
 def levels(site: Site, call: Call) -> HttpResponse:
     """Return the page."""
     with site.reading() as access:
+        known = access.admin.delay_levels_ms()
         by_level: dict[int, list[QueueSpan]] = {}
         for span in _spans(access):
             by_level.setdefault(span.queue.queue_id + 1, []).append(span)
@@ -98,11 +102,12 @@ def levels(site: Site, call: Call) -> HttpResponse:
                 sum(span.message_count for span in by_level.get(level, [])),
                 max((each.last_stored_ms or 0 for each in by_level.get(level, [])), default=0) or None,
             )
-            for level, delay_ms in enumerate(access.broker.delay_levels_ms, start=1)
+            for level, delay_ms in enumerate(known or access.broker.delay_levels_ms, start=1)
         ]
-        is_embedded = access.broker.is_embedded
         retries = access.broker.retry_delays_ms
-    return site.page(call, "levels.html", rows=rows, is_embedded=is_embedded, retries=retries)
+        if known is not None and not access.broker.is_embedded:
+            retries = known[FIRST_RETRY_LEVEL - 1 :] or known[-1:]
+    return site.page(call, "levels.html", rows=rows, is_known=known is not None, retries=retries)
 
 
 def _spans(access: BrokerAccess) -> list[QueueSpan]:

@@ -90,6 +90,13 @@ def show_events(settings: LoggingSettings, stream: TextIO | None = None) -> Call
     return _attached(handler, root, settings.level)
 
 
+def change_level(level: str) -> None:
+    """Show events from this level on, where `show_events` or `configure_logging` shows them."""
+    for logger in (logging.getLogger(), logging.getLogger(_LIBRARY)):
+        if any(isinstance(handler, _StandardError) for handler in logger.handlers):
+            logger.setLevel(level)
+
+
 def _is_shown_by_run(record: logging.LogRecord) -> bool:
     is_ours = record.name.partition(".")[0] == _LIBRARY
     return is_ours or record.levelno >= logging.WARNING or is_of_application(record.pathname)

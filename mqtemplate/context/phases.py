@@ -266,7 +266,7 @@ class ListenerPhase(Phase):
         self._context.lifecycle.push("listeners", registry.stop_listeners)
         registry.start()
         if runners:
-            watch = ScheduleWatch(runners, self._context.get(Schedules))
+            watch = ScheduleWatch(runners, self._context.get(Schedules).topic.broker.clock)
             self._context.lifecycle.push("schedules", watch.stop)
             watch.start()
 

@@ -23,7 +23,7 @@ from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
 from mqtemplate.errors import CorruptRecordError, StoreFullError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.numbers import parse_number
@@ -77,6 +77,7 @@ class ClockCorrection:
         self._delay_stores = list(delay_stores)
         self._release_now = release_now
         self._watch = ClockWatch(store.clock)
+        self._stalled_log = LimitedLog(_log, store.clock.steady_ms, burst=1)  # a full disk refuses each step
         self._is_started = False
         self._unread: deque[tuple[DelayStore, ConsumeQueue, range]] = deque()
         self._due: list[tuple[int, int]] = []  # heap: corrected due time, physical offset
@@ -93,7 +94,7 @@ class ClockCorrection:
         try:
             self._release_due(now_ms)
         except StoreFullError as exc:
-            _log.warning("release.stalled", service=self.name, reason=str(exc))
+            self._stalled_log.warning("release.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
         if self._unread:
             return now_ms

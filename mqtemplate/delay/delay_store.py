@@ -24,7 +24,7 @@ from mqtemplate.delay.copies import (
 )
 from mqtemplate.delay.pending_rows import DueRecord, PendingEntry, PendingPiece
 from mqtemplate.errors import CorruptRecordError, MessageError, StoreFullError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import split_keys
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.properties import KEYS, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
@@ -35,7 +35,7 @@ from mqtemplate.topics import TIMER_TOPIC, UNDELIVERABLE_TOPIC
 
 _log = get_logger("mqtemplate.delay")
 
-_MAX_RECORDS_OF_KEY = 100_000
+MAX_RECORDS_OF_KEY = 100_000
 
 
 class RecordLookup:
@@ -57,9 +57,13 @@ class RecordLookup:
         except CorruptRecordError:
             return None
 
-    def by_key(self, topic: str, key: str) -> Iterator[StoredRecord]:
-        """Yield the records of *topic* that may have *key*, the newest first. The index stores hashes of keys only."""
-        for physical_offset in self._store.index.find(topic, key, max_count=_MAX_RECORDS_OF_KEY):
+    def by_key(self, topic: str, key: str, max_count: int = MAX_RECORDS_OF_KEY) -> Iterator[StoredRecord]:
+        """Yield the records of *topic* that may have *key*, the newest first. The index stores hashes of keys only.
+
+        Args:
+            max_count: Most records that are read.
+        """
+        for physical_offset in self._store.index.find(topic, key, max_count=max_count):
             record = self.at(physical_offset)
             if record is not None and record.topic == topic:
                 yield record
@@ -332,6 +336,7 @@ class DelayStore(ABC):
         self._releaser = Releaser(store, self.source_topic, self.name)
         self._is_started = False
         self._wake: Callable[[], None] = lambda: None
+        self._stalled_log = LimitedLog(_log, store.clock.steady_ms, burst=1)  # a full disk refuses each step
         store.metrics.gauge("delay.enqueue_lag", self._enqueue_lag, service=self.name)
         store.metrics.gauge("delay.dequeue_lag_ms", self._dequeue_lag_ms, service=self.name)
 
@@ -370,7 +375,7 @@ class DelayStore(ABC):
             with self.lock:
                 next_ms = self._release_due(now_ms)
         except StoreFullError as exc:
-            _log.warning("release.stalled", service=self.name, reason=str(exc))
+            self._stalled_log.warning("release.stalled", service=self.name, reason=str(exc))
             return now_ms + _RETRY_MS
         self._releaser.confirm(has_more=next_ms is not None and next_ms <= now_ms)
         return next_ms

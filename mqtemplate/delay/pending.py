@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import DelayStore, RecordLookup, has_key, is_marker
+from mqtemplate.delay.delay_store import MAX_RECORDS_OF_KEY, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.pending_rows import PENDING_DTYPE, PendingPiece
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.durations import format_ms
@@ -176,7 +176,8 @@ class PendingView:
         after_ms = max(from_ms, query.after_ms or 0, 0)
         before_ms = _END_OF_TIME_MS if query.before_ms is None else query.before_ms
         if query.key is not None:
-            yield PendingPiece(after_ms, self._rows_of_key(query.key, after_ms, before_ms))
+            newest = min(query.newest or MAX_RECORDS_OF_KEY, MAX_RECORDS_OF_KEY)
+            yield PendingPiece(after_ms, self._rows_of_key(query.key, newest, after_ms, before_ms))
             return
         pieces = [delay_store.pending(after_ms, before_ms) for delay_store in self._delay_stores]
         wanted = None if query.topic is None else java_string_hash(query.topic)
@@ -186,10 +187,10 @@ class PendingView:
                 rows = rows[(rows["topic_hash"] == wanted) | (rows["topic_hash"] == 0)]
             yield PendingPiece(piece.floor_ms, rows)
 
-    def _rows_of_key(self, key: str, after_ms: int, before_ms: int) -> np.ndarray:
+    def _rows_of_key(self, key: str, newest: int, after_ms: int, before_ms: int) -> np.ndarray:
         rows = []
         for delay_store in self._delay_stores:
-            for record in self._lookup.by_key(delay_store.source_topic, key):
+            for record in self._lookup.by_key(delay_store.source_topic, key, newest):
                 with delay_store.lock:
                     delay_store.catch_up()
                     entry = delay_store.find(record)

@@ -509,8 +509,12 @@ def _weight(subscription: TopicSubscription) -> int:
 
 
 def _expressions(data: ConsumerMember) -> dict[str, str]:
-    """Return what a member subscribes to: topic -> expression; tags are sorted, since their order has no meaning."""
-    return {each.topic: _expression(each) for each in data.subscription_data_set}
+    """Return what a member subscribes to: topic -> expression; tags are sorted, since their order has no meaning.
+
+    Each member reads the retry topic of the group. Some clients list it and others do not, so it is left out.
+    """
+    listed = (each for each in data.subscription_data_set if not each.topic.startswith(RETRY_TOPIC_PREFIX))
+    return {each.topic: _expression(each) for each in listed}
 
 
 def _expression(subscription: TopicSubscription) -> str:
@@ -521,8 +525,7 @@ def _expression(subscription: TopicSubscription) -> str:
 
 
 def _describe(expressions: dict[str, str]) -> str:
-    shown = (item for item in sorted(expressions.items()) if not item[0].startswith(RETRY_TOPIC_PREFIX))
-    return ", ".join(f"{topic}:{expression}" for topic, expression in shown) or "no topic"
+    return ", ".join(f"{topic}:{expression}" for topic, expression in sorted(expressions.items())) or "no topic"
 
 
 def _update(subscriptions: dict[str, TopicSubscription], received: Iterable[TopicSubscription]) -> bool:

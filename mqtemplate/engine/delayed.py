@@ -1,4 +1,4 @@
-"""Delayed messages of a broker: their services, changes, and queries."""
+"""Delayed messages of a broker: their services, changes, and queries, and the level table that was changed live."""
 
 from __future__ import annotations
 
@@ -10,15 +10,86 @@ from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import PendingView
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
-from mqtemplate.delay.settings import TimerSettings
+from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import MessageError
+from mqtemplate.errors import ConfigurationError, MessageError, StoreFormatError
+from mqtemplate.event_log import get_logger
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
 from mqtemplate.services import Service
 from mqtemplate.store.checkpoint import LogFollower
+from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import format_errors, read_table, write_table
+
+_log = get_logger("mqtemplate.broker")
+
+
+class ChangedDelayLevels:
+    """The level table of a change at run time, in the store directory: it survives a restart.
+
+    It is in force as long as the configuration has the table that it had at the time of the change. So the later change
+    wins, of this one and of an edit of the configuration. RocketMQ writes a change into its property file, which a
+    broker here leaves to its author.
+
+    Args:
+        configured: The table of the configuration.
+    """
+
+    FILE = "config/delayLevels.json"
+
+    def __init__(self, store_files: StoreFiles, configured: DelayLevels) -> None:
+        self._store_files = store_files
+        self._configured = configured
+
+    def in_force(self) -> DelayLevels:
+        """Return the level table for a start.
+
+        Raises:
+            StoreFormatError: The file cannot be read.
+        """
+        table, configured = read_table(self._store_files, self.FILE), self._configured
+        if not table:
+            return configured
+        with format_errors(self.FILE):
+            changed, before = str(table["messageDelayLevel"]), str(table["configuredDelayLevel"])
+        if before != configured.text:
+            _log.info("delay_levels.change_ignored", levels=configured.text, changed=changed, configured_then=before)
+            return configured
+        try:
+            levels = DelayLevels.parse(changed, is_clamping=configured.is_clamping)
+        except ConfigurationError as exc:
+            raise StoreFormatError(f"{self.FILE}: {exc}; correct it, or delete the file and its .bak") from exc
+        _log.info(
+            "delay_levels.change_restored",
+            levels=levels.text,
+            configured=configured.text,
+            hint="they were changed while the broker ran; an edit of mqtemplate.broker.message-delay-level wins again",
+        )
+        return levels
+
+    def keep(self, levels: DelayLevels) -> None:
+        """Store a change at run time."""
+        if levels.text == self._configured.text:
+            self._forget()
+            return
+        table = {"messageDelayLevel": levels.text, "configuredDelayLevel": self._configured.text}
+        write_table(self._store_files, self.FILE, table)
+
+    def configure(self, levels: DelayLevels, *, is_open: bool) -> None:
+        """Take the table that the configuration has now. It replaces a change at run time.
+
+        Args:
+            is_open: The broker runs, so the files are its own.
+        """
+        self._configured = levels
+        if is_open:
+            self._forget()
+
+    def _forget(self) -> None:
+        for name in (self.FILE, f"{self.FILE}.bak"):
+            self._store_files.delete(name)
 
 
 class NotRecallableError(MessageError):

@@ -12,7 +12,7 @@ from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
 from mqtemplate.engine.clients import ConsumerGroupInfo
-from mqtemplate.engine.delayed import LocalDelayedMessages
+from mqtemplate.engine.delayed import ChangedDelayLevels, LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
@@ -106,7 +106,8 @@ class Engine:
         self.lifecycle = lifecycle = EngineLifecycle(name, place)
         self._threads: dict[str, ServiceThread] = {}
         self._remote: ConnectedClients | None = None
-        self.levels = DelayLevels.parse(settings.message_delay_level, is_clamping=settings.clamp_delay_level)
+        self.levels = self._parsed_levels(settings.message_delay_level)
+        self._changed_levels = ChangedDelayLevels(self._store_files, self.levels)
         self.store = store = MessageStore(
             self._store_files,
             settings,
@@ -158,16 +159,40 @@ class Engine:
         return self.store.metrics
 
     def change_delay_levels(self, text: str) -> None:
-        """Use another level table, such as ``"1s 10s 2h"``, until the next start.
+        """Use another level table, such as ``"1s 10s 2h"``.
 
-        Pending messages keep their deliver time.
+        Pending messages keep their deliver time. The table survives a restart, until the configuration has another one
+        than now; see `ChangedDelayLevels`.
+
+        Raises:
+            ConfigurationError: *text* is not a level table.
+            StoreError: The table cannot be stored; nothing has changed.
+        """
+        levels = self._parsed_levels(text)
+        if not self.lifecycle.is_open:
+            self.configure_delay_levels(text)
+            return
+        self.lifecycle.owner.check()
+        self._changed_levels.keep(levels)
+        self._use(levels)
+
+    def configure_delay_levels(self, text: str) -> None:
+        """Use the level table that the configuration has now. It replaces one of `change_delay_levels`.
 
         Raises:
             ConfigurationError: *text* is not a level table.
         """
+        levels = self._parsed_levels(text)
         if self.lifecycle.is_open:
             self.lifecycle.owner.check()
-        self.levels = levels = DelayLevels.parse(text, is_clamping=self.settings.clamp_delay_level)
+        self._changed_levels.configure(levels, is_open=self.lifecycle.is_open)
+        self._use(levels)
+
+    def _parsed_levels(self, text: str) -> DelayLevels:
+        return DelayLevels.parse(text, is_clamping=self.settings.clamp_delay_level)
+
+    def _use(self, levels: DelayLevels) -> None:
+        self.levels = levels
         self.drafts.change_levels(levels)
 
     # --- start and close -----------------------------------------------------------------------
@@ -185,6 +210,7 @@ class Engine:
             return
         self.lifecycle.begin()
         was_clean = not self._store_files.was_left_open()
+        self._use(self._changed_levels.in_force())  # before the recovery, which computes deliver times
         self.store.load([*self.delayed.followers, self.sequences], self.delayed.control)
         try:
             self._load_tables()

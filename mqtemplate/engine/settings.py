@@ -45,7 +45,7 @@ class EmbeddedSettings(StoreSettings):
     """Milliseconds between two writes of the consumer offsets."""
 
     message_delay_level: str = DEFAULT_DELAY_LEVELS
-    """Delay levels, level 1 first, with the units s, m, h and d. The client of a cluster checks by this table."""
+    """Delay levels, level 1 first, with the units s, m, h and d. A client of a cluster checks levels by this table."""
 
     clamp_delay_level: bool = False
     """False: a message with a delay level that the table does not have is refused. True: it gets the highest level, as

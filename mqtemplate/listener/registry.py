@@ -373,5 +373,5 @@ class TopicWatch:
         return wall_time(self._clock, self._due_ms)
 
 
-def _report(service: Service, error: Exception) -> None:
-    _log.warning("listener.topics_unknown", reason=str(error))
+def _report(service: Service, error: Exception, repeated: int) -> None:
+    _log.warning("listener.topics_unknown", reason=str(error), repeated=repeated)

@@ -144,8 +144,23 @@ def _flush(broker: Broker) -> ComponentHealth:
 
 def _disk(broker: Broker, max_percent: int) -> ComponentHealth:
     store = broker.store_health()
-    used = (store.disk_used_ratio or 0.0) * 100 if store is not None else 0.0
-    return _below(used <= max_percent, path=str(broker.path), usedPercent=round(used, 1), allowedPercent=max_percent)
+    space = None if store is None else store.disk
+    details: dict[str, object] = {"path": str(broker.path), "allowedPercent": max_percent}
+    if store is None or space is None:
+        return ComponentHealth(Status.UP, details)
+    used = space.used_ratio * 100
+    details |= {
+        "usedPercent": round(used, 1),
+        "freeBytes": space.free_bytes,
+        "limitFreeBytes": space.limit_free_bytes,
+        "storeBytes": space.store_bytes,
+    }
+    if space.full_in_ms is not None:
+        details["fullInSeconds"] = space.full_in_ms // 1_000
+    if store.refusal is not None:
+        details["error"] = store.refusal
+    is_full = used > max_percent and not space.is_roomy
+    return _below(store.refusal is None and not is_full, **details)
 
 
 def _retention(broker: Broker) -> ComponentHealth:

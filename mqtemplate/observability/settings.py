@@ -70,7 +70,8 @@ class HealthSettings:
     """Thresholds of the health. A component beyond its threshold is ``DOWN``, and the application is not ready."""
 
     max_disk_used_percent: Annotated[int, Ge(1), Le(100)] = 95
-    """Used part of the disk of the store directory."""
+    """Used part of the disk of the store directory. It counts only if the disk has no room for 16 more commit log
+    files."""
 
     max_lag: Annotated[int, Ge(0)] | None = None
     """Messages that a group of a listener has not consumed; without it the lag is shown only."""

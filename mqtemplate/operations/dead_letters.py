@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +14,15 @@ from itertools import islice
 from mqtemplate.broker import TopicKind, unknown_name
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.message import Message, MessageExt, Property, key_text, split_keys
+from mqtemplate.message import (
+    HostAddress,
+    Message,
+    MessageExt,
+    Property,
+    key_text,
+    parse_offset_msg_id,
+    split_keys,
+)
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import OldValue
@@ -174,20 +183,28 @@ class LetterMarks:
 
     def of(self, group: str) -> dict[str, LetterMark]:
         """Return the marks of the dead letters of *group*, by the ids of the dead letters."""
+        return self._read(group).get(group, {})
+
+    def by_group(self) -> dict[str, dict[str, LetterMark]]:
+        """Return the marks of all groups."""
+        return self._read(None)
+
+    def _read(self, only: str | None) -> dict[str, dict[str, LetterMark]]:
         try:
             spans = self.access.admin.queue_spans(MARKS_TOPIC)
         except UnknownNameError:
             return {}
-        marks: dict[str, LetterMark] = {}
+        found: dict[str, dict[str, LetterMark]] = {}
         for span in spans:
             for message in read_queue(self.access.broker, span.queue, span.min_offset, span.max_offset):
-                if message.keys == group:
+                if message.keys and only in (None, message.keys):
+                    marks = found.setdefault(message.keys, {})
                     state, ids = _read_mark(message)
                     added = LetterMark(state, message.store_timestamp)
                     for letter_id in ids:
                         if letter_id not in marks or marks[letter_id].time_ms <= added.time_ms:
                             marks[letter_id] = added
-        return marks
+        return found
 
     def add(self, group: str, state: LetterState, ids: Sequence[str]) -> None:
         """Mark dead letters of *group*."""
@@ -261,6 +278,26 @@ class LetterFilter:
 
 
 @dataclass(frozen=True, slots=True)
+class LetterCounts:
+    """Numbers of the dead letters of one group.
+
+    Attributes:
+        stored: All of them, whatever was done with them.
+        resent: Those that were sent again.
+        purged: Those that were marked as purged.
+    """
+
+    stored: int
+    resent: int = 0
+    purged: int = 0
+
+    @property
+    def open(self) -> int:
+        """Those that wait for an operator."""
+        return max(0, self.stored - self.resent - self.purged)
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLetters:
     """Dead letters of one broker or cluster."""
 
@@ -273,6 +310,38 @@ class DeadLetters:
         topics = [name for name, kind in self.access.admin.topic_kinds().items() if kind is TopicKind.DEAD_LETTER]
         counts = {name: sum(span.message_count for span in self.access.admin.queue_spans(name)) for name in topics}
         return {name.removeprefix(DLQ_TOPIC_PREFIX): count for name, count in counts.items()}
+
+    def counts(self) -> dict[str, LetterCounts]:
+        """Return the numbers of the dead letters by group and state.
+
+        They are stored until retention deletes them, so their number alone does not fall when they are sent again.
+        """
+        marks = LetterMarks(self.access).by_group()
+        return {
+            group: self._counts(group, stored, marks[group]) if group in marks else LetterCounts(stored)
+            for group, stored in self.groups().items()
+        }
+
+    def _counts(self, group: str, stored: int, marks: Mapping[str, LetterMark]) -> LetterCounts:
+        """Count the marks of the dead letters that still exist: their ids have the address and the physical offset."""
+        firsts: dict[HostAddress, int] = {}
+        for span in self.access.admin.queue_spans(DLQ_TOPIC_PREFIX + group):
+            for first in read_queue(self.access.broker, span.queue, span.min_offset, span.min_offset + 1):
+                known = firsts.get(first.store_host, first.physical_offset)
+                firsts[first.store_host] = min(known, first.physical_offset)
+        states: Counter[LetterState] = Counter()
+        for letter_id, mark in marks.items():
+            try:
+                host, physical_offset = parse_offset_msg_id(letter_id)
+            except MessageError:  # a mark of another program
+                continue
+            if host in firsts and physical_offset >= firsts[host]:
+                states[mark.state] += 1
+        return LetterCounts(stored, states[LetterState.RESENT], states[LetterState.PURGED])
+
+    def causes(self, group: str, letter_filter: LetterFilter | None = None) -> Counter[str]:
+        """Return the number of dead letters of *group* that match, by the class of the exception."""
+        return Counter(letter.exception or "unknown" for letter in self.find(group, letter_filter))
 
     def find(self, group: str, letter_filter: LetterFilter | None = None) -> Iterator[DeadLetterMessage]:
         """Yield the dead letters of *group* that match, the oldest first.
@@ -466,60 +535,6 @@ class LettersChange(Change):
         )
         topics = ", ".join(sorted({each.message_queue.topic for each in results}))
         return ChangeResult(f"sent {len(results):,} messages to {topics}", {"count": len(results)}, results)
-
-
-class PurgeUndone(Change):
-    """Undoing of a purge: the dead letters have their state of before again.
-
-    Args:
-        values: Returns the old values of the purge.
-    """
-
-    def __init__(
-        self, access: BrokerAccess, values: Callable[[], Iterable[OldValue]], target: Mapping[str, object]
-    ) -> None:
-        super().__init__("dead_letters.restore", target, can_be_undone=False)
-        self._access = access
-        self._values = values
-
-    @property
-    def title(self) -> str:
-        return f"Give {self.preview.amount} the state of before the purge"
-
-    @cached_property
-    def preview(self) -> ChangePreview:
-        counter, lost = PreviewCounter(), 0
-        for _, letter in self._letters():
-            if letter is None:
-                lost += 1
-            else:
-                counter.add(letter.origin_topic or "(unknown)", letter.message.tags, letter.message.store_timestamp)
-        notes = (f"{lost:,} of them are gone: retention has deleted them.",) if lost else ()
-        return counter.preview("dead letter", "stored", notes=notes, undo="Purge them again to undo it.")
-
-    def _letters(self) -> Iterator[tuple[OldValue, DeadLetterMessage | None]]:
-        by_group: dict[str, dict[str, DeadLetterMessage]] = {}
-        for value in self._values():
-            group = value["group"]
-            if group not in by_group:
-                found = DeadLetters(self._access).find(group, LetterFilter(state=None))
-                by_group[group] = {each.id: each for each in found}
-            yield value, by_group[group].get(value["id"])
-
-    def old_values(self) -> Iterator[OldValue]:
-        for value, letter in self._letters():
-            if letter is not None:
-                yield {"group": letter.group, "id": letter.id, "state": letter.state.value, "new": value["state"]}
-
-    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        ids: dict[tuple[str, str], list[str]] = {}
-        for value in old():
-            ids.setdefault((value["group"], value["new"]), []).append(value["id"])
-        for (group, state), some in ids.items():
-            LetterMarks(self._access).add(group, LetterState(state), some)
-            on_progress(len(some))
-        count = sum(map(len, ids.values()))
-        return ChangeResult(f"{count:,} dead letters are as before", {"count": count})
 
 
 class _Marking:

@@ -9,6 +9,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from mqtemplate.broker import RetentionHold, TopicKind
@@ -20,6 +21,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.operations.access import BrokerAccess, snapshot_broker
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import BadRecordError
+from mqtemplate.server.broker_server import BrokerServer
 from mqtemplate.store.checkpoint import StoreCheckpoint, file_sizes
 from mqtemplate.store.commit_log import LogReader, LogScan
 from mqtemplate.store.files.disk import disk_errors
@@ -151,6 +153,19 @@ class GroupBacklog:
     lag: int
 
 
+class Verdict(Enum):
+    """The result of a start on a store directory: the worst that it meets."""
+
+    STARTS = "starts"
+    """It finds nothing to repair."""
+    REPAIRS = "repairs"
+    """It repairs something, and logs a warning. No message is lost."""
+    LOSES = "loses messages"
+    """It logs an error: messages are damaged or missing. It starts, and delivers the others."""
+    REFUSES = "refuses"
+    """It raises an error."""
+
+
 @dataclass(slots=True)
 class FolderReport:
     """State of a store directory at one moment.
@@ -164,7 +179,8 @@ class FolderReport:
         pending: Horizon, such as ``next hour`` -> number of pending messages.
         start: What a start would do, one sentence each.
         warnings: Events that a start would log, from the level WARNING on.
-        problem: Reason why no broker can open the directory; None if one can.
+        losses: Those of the level ERROR.
+        problem: Reason why no broker, or no server, can open the directory; None if one can.
     """
 
     path: Path
@@ -179,12 +195,23 @@ class FolderReport:
     groups: list[GroupBacklog] = field(default_factory=list)
     start: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
     problem: str | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Result of a start now, if no other process had the directory open."""
+        if self.problem is not None:
+            return Verdict.REFUSES
+        damages = self.log.damages if self.log else ()
+        if self.losses or any(not each.is_tail for each in damages):
+            return Verdict.LOSES
+        return Verdict.REPAIRS if self.warnings or damages else Verdict.STARTS
 
     @property
     def is_damaged(self) -> bool:
         """True if there is damage that a start does not repair, or if no broker can start."""
-        return self.problem is not None or any(not each.is_tail for each in (self.log.damages if self.log else ()))
+        return self.verdict in (Verdict.LOSES, Verdict.REFUSES)
 
 
 def examine(
@@ -202,7 +229,7 @@ def examine(
     settings = settings or EmbeddedSettings()
     check_store(path)
     report = FolderReport(path, parts=part_sizes(path))
-    with _warnings(report.warnings):
+    with _warnings(report):
         try:
             with disk_errors("read", path):
                 report.free_bytes = shutil.disk_usage(path).free
@@ -239,8 +266,9 @@ def _check_files(
 
 
 def _start(report: FolderReport, settings: EmbeddedSettings, checkpoint: int) -> None:
-    """Start a broker on a snapshot, and read what it knows."""
+    """Start a broker and its server on a snapshot, and read what they know."""
     with snapshot_broker(report.path, settings) as broker:
+        BrokerServer(broker).load()  # it has tables of its own; nothing listens
         access = BrokerAccess(broker)
         topics = [topic for topic in access.admin.topics() if topic.kind is not TopicKind.SYSTEM]
         report.message_counts = {topic.name: topic.message_count for topic in topics}
@@ -325,20 +353,22 @@ def _file_states(path: Path) -> Iterator[os.stat_result]:
 
 
 class _WarningList(logging.Handler):
-    """Appends events to a list."""
+    """Adds events to a report."""
 
-    def __init__(self, found: list[str]) -> None:
+    def __init__(self, report: FolderReport) -> None:
         super().__init__(logging.WARNING)
-        self._found = found
+        self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._found.append(record.getMessage())
+        self._report.warnings.append(record.getMessage())
+        if record.levelno >= logging.ERROR:
+            self._report.losses.append(record.getMessage())
 
 
 @contextlib.contextmanager
-def _warnings(found: list[str]) -> Iterator[None]:
+def _warnings(report: FolderReport) -> Iterator[None]:
     """Collect the warnings and errors that the library logs inside the ``with`` block."""
-    logger, handler = logging.getLogger("mqtemplate"), _WarningList(found)
+    logger, handler = logging.getLogger("mqtemplate"), _WarningList(report)
     logger.addHandler(handler)
     try:
         yield

@@ -108,10 +108,11 @@ def message_path(access: BrokerAccess, msg_id: str, topic: str) -> MessagePath:
     }
     delayed = sorted(records[SCHEDULE_TOPIC] + records[TIMER_TOPIC], key=_position)
     delayed = [each for each in delayed if _is_for(each, topic, retries)]
+    levels = _levels(access, delayed)
     steps = [
-        *_delayed_steps(access, delayed),
-        *_stored_steps(access, records.get(topic, []), delayed),
-        *(_retry_step(access, each, delayed) for name in retries for each in records.get(name, [])),
+        *_delayed_steps(levels, delayed),
+        *_stored_steps(levels, records.get(topic, []), delayed),
+        *(_retry_step(levels, each, delayed) for name in retries for each in records.get(name, [])),
         *(_letter_step(each) for name in letters for each in records.get(name, [])),
         *_pending_steps(access, msg_id, {topic, *retries}),
     ]
@@ -154,7 +155,13 @@ def _order(step: PathStep) -> tuple[int, int, int]:
 # --- delays -------------------------------------------------------------------------------------
 
 
-def _delayed_steps(access: BrokerAccess, delayed: Sequence[MessageExt]) -> Iterator[PathStep]:
+def _levels(access: BrokerAccess, delayed: Sequence[MessageExt]) -> Sequence[int]:
+    """Return the delays of the levels, asked from the broker if a record does not have its own: as RocketMQ's."""
+    has_level = any(each.topic == SCHEDULE_TOPIC and Property.LEVEL_DELAY_MS not in each.properties for each in delayed)
+    return (access.admin.delay_levels_ms() if has_level else None) or access.broker.delay_levels_ms
+
+
+def _delayed_steps(levels: Sequence[int], delayed: Sequence[MessageExt]) -> Iterator[PathStep]:
     """Yield the steps of records in the topics of the delay services.
 
     A reschedule stores a new record and then a delete marker for the old one; a cancel stores the marker only.
@@ -162,7 +169,7 @@ def _delayed_steps(access: BrokerAccess, delayed: Sequence[MessageExt]) -> Itera
     is_replaced = False
     for record in delayed:
         real = record.properties.get(Property.REAL_TOPIC, "")
-        due_ms, group = _due_ms(access, record), _retry_group(real)
+        due_ms, group = _due_ms(levels, record), _retry_group(real)
         if Property.TIMER_DEL_UNIQKEY in record.properties:
             if not is_replaced:
                 yield PathStep(StepKind.CANCELLED, record.store_timestamp, real, None, group, record)
@@ -175,13 +182,13 @@ def _delayed_steps(access: BrokerAccess, delayed: Sequence[MessageExt]) -> Itera
         )
 
 
-def _due_ms(access: BrokerAccess, record: MessageExt) -> int | None:
+def _due_ms(levels: Sequence[int], record: MessageExt) -> int | None:
     """Return the deliver time of a delayed record; None if it is unknown."""
     if record.topic != SCHEDULE_TOPIC:
         return parse_number(
             record.properties.get(Property.TIMER_DELIVER_MS) or record.properties.get(Property.TIMER_OUT_MS)
         )
-    delay_ms, levels = parse_number(record.properties.get(Property.LEVEL_DELAY_MS)), access.broker.delay_levels_ms
+    delay_ms = parse_number(record.properties.get(Property.LEVEL_DELAY_MS))
     if delay_ms is None and record.queue_id < len(levels):
         delay_ms = levels[record.queue_id]
     return None if delay_ms is None else record.store_timestamp + delay_ms
@@ -192,7 +199,7 @@ def _retry_group(topic: str) -> str | None:
 
 
 def _due_of(
-    access: BrokerAccess, stored: MessageExt, topic: str, delayed: Sequence[MessageExt]
+    levels: Sequence[int], stored: MessageExt, topic: str, delayed: Sequence[MessageExt]
 ) -> tuple[bool, int | None]:
     """Return True if a stored record was delayed before, and its deliver time."""
     before = [
@@ -203,27 +210,27 @@ def _due_of(
         and _position(each) < _position(stored)
         and each.reconsume_times == stored.reconsume_times
     ]
-    return bool(before), _due_ms(access, before[-1]) if before else None
+    return bool(before), _due_ms(levels, before[-1]) if before else None
 
 
 # --- stored records -----------------------------------------------------------------------------
 
 
 def _stored_steps(
-    access: BrokerAccess, stored: Sequence[MessageExt], delayed: Sequence[MessageExt]
+    levels: Sequence[int], stored: Sequence[MessageExt], delayed: Sequence[MessageExt]
 ) -> Iterator[PathStep]:
     for record in stored:
         if RESENT_FROM in record.properties:
             yield PathStep(StepKind.SENT_AGAIN, record.store_timestamp, record.topic, record=record)
             continue
-        was_delayed, due_ms = _due_of(access, record, record.topic, delayed)
+        was_delayed, due_ms = _due_of(levels, record, record.topic, delayed)
         was_delayed = was_delayed or Property.REAL_TOPIC in record.properties
         kind = StepKind.DELIVERED if was_delayed else StepKind.STORED
         yield PathStep(kind, record.store_timestamp, record.topic, due_ms, record=record)
 
 
-def _retry_step(access: BrokerAccess, record: MessageExt, delayed: Sequence[MessageExt]) -> PathStep:
-    _, due_ms = _due_of(access, record, record.topic, delayed)
+def _retry_step(levels: Sequence[int], record: MessageExt, delayed: Sequence[MessageExt]) -> PathStep:
+    _, due_ms = _due_of(levels, record, record.topic, delayed)
     kind = StepKind.SENT_AGAIN if RESENT_FROM in record.properties else StepKind.RETRY_DELIVERED
     return PathStep(kind, record.store_timestamp, record.topic, due_ms, _retry_group(record.topic), record)
 

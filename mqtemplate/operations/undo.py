@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+
 from mqtemplate.errors import MessageError
 from mqtemplate.operations.access import BrokerAccess
-from mqtemplate.operations.audit import LoggedChange
-from mqtemplate.operations.changes import LISTENER_SEEK, Change
-from mqtemplate.operations.dead_letters import PurgeUndone
+from mqtemplate.operations.audit import LoggedChange, OldValue
+from mqtemplate.operations.bulk import OnProgress
+from mqtemplate.operations.changes import LISTENER_SEEK, Change, ChangePreview, ChangeResult, PreviewCounter
+from mqtemplate.operations.dead_letters import DeadLetterMessage, DeadLetters, LetterFilter, LetterMarks, LetterState
 from mqtemplate.operations.delayed import CancelUndone, DueTimesRestored
 from mqtemplate.operations.offsets import restored_offsets
 
@@ -47,3 +51,57 @@ def undo_change(access: BrokerAccess, change: LoggedChange) -> Change:
     if change.action == "delayed.cancel":
         return CancelUndone(access, change.old, target)
     return PurgeUndone(access, change.old, {"group": change.facts.get("group"), **target})
+
+
+class PurgeUndone(Change):
+    """Undoing of a purge: the dead letters have their state of before again.
+
+    Args:
+        values: Returns the old values of the purge.
+    """
+
+    def __init__(
+        self, access: BrokerAccess, values: Callable[[], Iterable[OldValue]], target: Mapping[str, object]
+    ) -> None:
+        super().__init__("dead_letters.restore", target, can_be_undone=False)
+        self._access = access
+        self._values = values
+
+    @property
+    def title(self) -> str:
+        return f"Give {self.preview.amount} the state of before the purge"
+
+    @cached_property
+    def preview(self) -> ChangePreview:
+        counter, lost = PreviewCounter(), 0
+        for _, letter in self._letters():
+            if letter is None:
+                lost += 1
+            else:
+                counter.add(letter.origin_topic or "(unknown)", letter.message.tags, letter.message.store_timestamp)
+        notes = (f"{lost:,} of them are gone: retention has deleted them.",) if lost else ()
+        return counter.preview("dead letter", "stored", notes=notes, undo="Purge them again to undo it.")
+
+    def _letters(self) -> Iterator[tuple[OldValue, DeadLetterMessage | None]]:
+        by_group: dict[str, dict[str, DeadLetterMessage]] = {}
+        for value in self._values():
+            group = value["group"]
+            if group not in by_group:
+                found = DeadLetters(self._access).find(group, LetterFilter(state=None))
+                by_group[group] = {each.id: each for each in found}
+            yield value, by_group[group].get(value["id"])
+
+    def old_values(self) -> Iterator[OldValue]:
+        for value, letter in self._letters():
+            if letter is not None:
+                yield {"group": letter.group, "id": letter.id, "state": letter.state.value, "new": value["state"]}
+
+    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
+        ids: dict[tuple[str, str], list[str]] = {}
+        for value in old():
+            ids.setdefault((value["group"], value["new"]), []).append(value["id"])
+        for (group, state), some in ids.items():
+            LetterMarks(self._access).add(group, LetterState(state), some)
+            on_progress(len(some))
+        count = sum(map(len, ids.values()))
+        return ChangeResult(f"{count:,} dead letters are as before", {"count": count})

@@ -267,6 +267,6 @@ def _read_lease(lease: Duration) -> int:
     return lease_ms
 
 
-def _log_error(service: Service, error: Exception) -> None:
+def _log_error(service: Service, error: Exception, repeated: int) -> None:
     """Log an error of the database; the step is repeated."""
-    _log.warning("outbox.relay_failed", reason=error_text(error), retry_ms=POLL_MS)
+    _log.warning("outbox.relay_failed", reason=error_text(error), retry_ms=POLL_MS, repeated=repeated)

@@ -24,7 +24,7 @@ from mqtemplate.calls.handling import Delivery, ListenerInfo
 from mqtemplate.clock import Clock
 from mqtemplate.durations import Duration
 from mqtemplate.errors import ConfigurationError, EventLoopBlockedError, ListenerError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import Message
 from mqtemplate.outbox.changes import UnsentMessages, cancel_of, reschedule_of
 from mqtemplate.outbox.database import (
@@ -175,7 +175,7 @@ class SQLAlchemyOutbox(RelayedOutbox):
         Without *delay* and *deliver_at*, deliver them now. Other arguments as in `cancel`.
 
         Args:
-            delay: Counted from this call; a number is seconds.
+            delay: ``"3h"`` or a timedelta, counted from this call.
             deliver_at: An aware datetime, or epoch milliseconds.
 
         Raises:
@@ -218,6 +218,7 @@ class AsyncSQLAlchemyOutbox:
         self._steps = RelaySteps(template.broker, lease)
         self._clock = template.broker.clock
         self._unsent = UnsentMessages(self._clock)
+        self._failure_log = LimitedLog(_log, self._clock.steady_ms, burst=1)  # each second, until the cause is gone
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -346,7 +347,7 @@ class AsyncSQLAlchemyOutbox:
             try:
                 outcome = await self._relay()
             except Exception as error:  # drivers raise errors of their own, such as OSError; the next look may succeed
-                _log.warning("outbox.relay_failed", reason=error_text(error), retry_ms=POLL_MS)
+                self._failure_log.warning("outbox.relay_failed", reason=error_text(error), retry_ms=POLL_MS)
                 outcome = None
             if outcome is None or outcome.error is not None:
                 with contextlib.suppress(TimeoutError):

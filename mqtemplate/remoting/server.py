@@ -31,10 +31,11 @@ from mqtemplate.remoting.settings import (
     FIRST_TLS_BYTE,
     ConnectionLimit,
     ConnectionLimits,
+    LoadedTls,
     MemoryLimit,
     RemotingServerSettings,
     TlsMode,
-    server_context,
+    load_tls,
 )
 from mqtemplate.remoting.sockets import PlainStream, Stream, TlsStream, listen_at, peer_address, set_tcp_options
 from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
@@ -262,6 +263,7 @@ class RemotingServer:
     Attributes:
         address: Address of the listener socket; after `bind` or `start` with the real port.
         peer_log: Log of warnings about clients.
+        tls: TLS of new connections; None without TLS.
         refused_connections: Counts the connections that were closed at once.
         request_count: Number of requests so far.
     """
@@ -298,9 +300,7 @@ class RemotingServer:
         self._connections: dict[int, Connection] = {}
         self._heavy = heavy or HeavyWork()
         self._handshakes: set[Handshake] = set()
-        self._tls: tuple[ssl.SSLContext, TlsMode] | None = None
-        if settings.tls is not None and settings.tls.mode is not TlsMode.DISABLED:
-            self._tls = server_context(settings.tls), settings.tls.mode
+        self.tls = load_tls(settings.tls)
         self._acceptor: Acceptor | None = None
         self._workers = WorkerPool(
             "mqtemplate-server-worker",
@@ -339,6 +339,10 @@ class RemotingServer:
         """Call *callback* in the I/O thread with each connection that has ended."""
         self._close_callbacks.append(callback)
 
+    def use_tls(self, tls: LoadedTls | None) -> None:
+        """Use another certificate, or other settings of TLS, for new connections. The open ones stay as they are."""
+        self.tls = tls  # in one step: the I/O thread reads it
+
     def connections(self) -> list[Connection]:
         """Return the open connections."""
         return list(self._connections.values())
@@ -369,7 +373,7 @@ class RemotingServer:
         self._workers.start()
         self.loop.start()
         self.loop.call_soon(acceptor.start)
-        _log.debug("remoting.started", address=str(self.address), tls=self._tls[1].value if self._tls else "disabled")
+        _log.debug("remoting.started", address=str(self.address), tls=self.tls.mode.value if self.tls else "disabled")
 
     def stop(self, timeout_s: float | None = None) -> None:
         """Refuse new requests, wait for the responses in progress, close all connections, and join the threads.
@@ -510,14 +514,12 @@ class RemotingServer:
             set_tcp_options(sock)
         except OSError:  # the client has disconnected already; reading reports that
             pass
-        if self._tls is None:
+        if self.tls is None:
             self._connect(PlainStream(sock), remote)
         else:
-            self._start_handshake(sock, remote, *self._tls)
+            self._start_handshake(sock, remote, self.tls)
 
-    def _start_handshake(
-        self, sock: socket.socket, remote: HostAddress, context: ssl.SSLContext, mode: TlsMode
-    ) -> None:
+    def _start_handshake(self, sock: socket.socket, remote: HostAddress, tls: LoadedTls) -> None:
         def on_done(stream: Stream | None) -> None:
             self._handshakes.discard(handshake)
             if stream is None:
@@ -525,7 +527,7 @@ class RemotingServer:
             else:
                 self._connect(stream, remote)
 
-        handshake = Handshake(sock, remote, self.loop, context, mode, self.limits, on_done, self.peer_log)
+        handshake = Handshake(sock, remote, self.loop, tls.context, tls.mode, self.limits, on_done, self.peer_log)
         self._handshakes.add(handshake)
         handshake.start()
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import socket
 import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
@@ -202,6 +206,74 @@ def server_context(tls: ServerTls) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_REQUIRED if tls.client_auth is ClientAuth.REQUIRE else ssl.CERT_OPTIONAL
         _load_trusted(context, tls.trust_cert_path)
     return context
+
+
+class LoadedTls(NamedTuple):
+    """TLS of a server, with its files as they were when they were read.
+
+    Attributes:
+        expires_at: Time (epoch s) at which the first certificate of ``cert_path`` expires; None if it is not known.
+    """
+
+    context: ssl.SSLContext
+    mode: TlsMode
+    expires_at: int | None
+
+
+def load_tls(tls: ServerTls | None) -> LoadedTls | None:
+    """Read the files of a server; None without TLS.
+
+    Raises:
+        ConfigurationError: A file is missing or has the wrong content.
+    """
+    if tls is None or tls.mode is TlsMode.DISABLED:
+        return None
+    return LoadedTls(server_context(tls), tls.mode, certificate_end(tls.cert_path))
+
+
+_PEM = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+
+
+def certificate_end(path: str) -> int | None:
+    """Return the time (epoch s) at which the first of the certificates in a PEM file expires.
+
+    Returns:
+        None if the file cannot be read, or has no certificate.
+    """
+    try:
+        blocks = _PEM.findall(Path(path).read_text("ascii", "replace"))
+        return min((_not_after(ssl.PEM_cert_to_DER_cert(block)) for block in blocks), default=None)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _not_after(certificate: bytes) -> int:
+    """Return the end of the validity (epoch s) in a certificate in DER. Source: RFC 5280, 4.1."""
+    inside, _ = _der(certificate, _der(certificate, 0)[0])  # Certificate, and TBSCertificate in it
+    if certificate[inside] == _VERSION:
+        inside = _der(certificate, inside)[1]
+    for _ in ("serialNumber", "signature", "issuer"):
+        inside = _der(certificate, inside)[1]
+    not_before, _ = _der(certificate, inside)
+    not_after = _der(certificate, not_before)[1]
+    start, end = _der(certificate, not_after)
+    text = certificate[start:end].decode("ascii")
+    if certificate[not_after] == _UTC_TIME:  # two digits: from 1950 to 2049
+        text = ("19" if text[:2] >= "50" else "20") + text
+    return int(datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp())
+
+
+_VERSION = 0xA0
+_UTC_TIME = 0x17
+
+
+def _der(data: bytes, at: int) -> tuple[int, int]:
+    """Return the start and the end of the content of the element at a position."""
+    length, start = data[at + 1], at + 2
+    if length >= 0x80:
+        start += length - 0x80
+        length = int.from_bytes(data[at + 2 : start], "big")
+    return start, start + length
 
 
 def client_context(tls: ClientTls) -> ssl.SSLContext:

@@ -13,10 +13,12 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
 from mqtemplate.context.settings.rocketmq import EmbeddedStore
+from mqtemplate.context.settings.source import read_again
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import prompt_threads
 from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
+from mqtemplate.running.reload import LOG_LEVEL, ConfigReload, ReloadablePart, delay_levels
 from mqtemplate.server.acl.settings import Account, AclSettings, Right
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
@@ -55,6 +57,43 @@ def local_cluster(
     )
 
 
+READ_BY_SERVER = tuple(f"mqtemplate.{name}." for name in ("broker", "server", "logging", "management", "profiles"))
+"""Beginnings of the keys that a server reads."""
+
+
+def reloadable_parts(cluster: LocalCluster[EmbeddedBroker], own: Account | None = None) -> list[ReloadablePart]:
+    """Return the parts of a cluster that take new settings while it runs.
+
+    Args:
+        own: As for `local_cluster`.
+    """
+
+    def use_accounts(settings: AppSettings) -> None:
+        acl = _acl(settings.mqtemplate.server.acl, own)
+        if acl is None:
+            raise ConfigurationError(
+                "mqtemplate.server.acl.enabled is false now, which a restart only can do; the accounts stay as they are"
+            )
+        cluster.broker.use_accounts(acl)
+
+    parts = [
+        LOG_LEVEL,
+        delay_levels(cluster.engine.engine.configure_delay_levels),
+        ReloadablePart(
+            ("mqtemplate.server.tls",),
+            lambda settings: cluster.use_tls(_tls(settings.mqtemplate.server.tls)),
+            lambda settings: _tls_files(settings.mqtemplate.server.tls),
+        ),
+    ]
+    if cluster.broker.guard is not None:
+        parts.append(ReloadablePart(("mqtemplate.server.acl.accounts",), use_accounts))
+    return parts
+
+
+def _tls_files(tls: ServerTlsSettings) -> tuple[str | None, ...]:
+    return () if tls.mode == "DISABLED" else (tls.cert_path, tls.key_path, tls.trust_cert_path)
+
+
 def _with_port(listen: HostAddress) -> HostAddress:
     """Replace port 0 by a free port: the engine stores the port in messages before the server listens."""
     if listen.port:
@@ -87,7 +126,12 @@ def _acl(acl: AclSection, own: Account | None) -> AclSettings | None:
     if not acl.enabled and own is None:
         return None
     accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
-    return AclSettings(accounts=tuple(accounts), replay_window_ms=acl.replay_window_ms, is_private=not acl.enabled)
+    return AclSettings(
+        accounts=tuple(accounts),
+        replay_window_ms=acl.replay_window_ms,
+        sign_routes=acl.sign_routes,
+        is_private=not acl.enabled,
+    )
 
 
 def _account(account: AccountSettings) -> Account:
@@ -136,9 +180,15 @@ def shared_server(
         access_key, secret_key = f"run-{secrets.token_hex(8)}", secrets.token_hex()
         account = Account(access_key=access_key, secret_key=secret_key, admin=True, is_owner=True)
         is_open = _is_open_to_all(settings)
-        cluster = local_cluster(settings, _settings_of_server(settings), None if is_open else account)
+        own = None if is_open else account
+        cluster = local_cluster(settings, _settings_of_server(settings), own)
         cluster.start()
         running.callback(cluster.stop)
+        reload = ConfigReload(
+            settings, lambda: read_again(settings), reloadable_parts(cluster, own), sections=READ_BY_SERVER
+        )
+        cluster.broker.on_reload(reload.reload)
+        running.enter_context(reload.running())
         running.enter_context(prompt_threads())
         report(
             f"broker {cluster.engine.name} for the workers on {cluster.address}, its name server on "

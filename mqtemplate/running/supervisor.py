@@ -29,6 +29,7 @@ from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.extras import install_command
 from mqtemplate.listener.registry import ListenerRegistry
+from mqtemplate.running.reload import reload_of
 from mqtemplate.running.target import READY, RunOptions, load_application
 
 
@@ -452,7 +453,8 @@ def _run_here(app: MQApplication, target: str, report: Report) -> None:
         report(f"{target} is running (process {os.getpid()}); press Ctrl-C to stop")
 
     threading.Thread(target=report_ready, name="mqtemplate-ready", daemon=True).start()
-    app.run()
+    with reload_of(app).running():
+        app.run()
     report("stopped")
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.failure_report import reported_failures
+from mqtemplate.running.reload import reload_of
 from mqtemplate.running.target import READY, RunOptions, load_application
 
 
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str]) -> None:
     with reported_failures():
         app = load_application(options)
     threading.Thread(target=_report_ready, args=(app, supervisor), name="mqtemplate-ready", daemon=True).start()
-    app.run()
+    with reload_of(app).running():
+        app.run()
 
 
 def _stop_with(supervisor: socket.socket) -> None:

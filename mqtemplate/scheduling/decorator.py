@@ -8,7 +8,7 @@ from datetime import date, datetime
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from mqtemplate.callables import name_of_callable, own_mark, refuse_bare
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, with_unit
 from mqtemplate.errors import ListenerError, ScheduleError
 from mqtemplate.listener.declaration.attributes import check_handler
 from mqtemplate.listener.declaration.decorator import ExceptionTypes
@@ -73,7 +73,7 @@ def scheduled(
 
     Args:
         cron: ``"0 9 * * MON-FRI"``; six fields have the second first; ``@daily`` etc.
-        every: Interval, from one second: ``"10m"``, a timedelta, or seconds. It is counted from 1970 in UTC, so
+        every: Interval, from one second: ``"10m"`` or a timedelta. It is counted from 1970 in UTC, so
             ``"10m"`` runs at :00, :10, :20 of each hour in all processes.
         at: The only run: a datetime, ISO text, or epoch ms. Without an offset it is in *zone*.
         zone: IANA time zone.
@@ -89,12 +89,12 @@ def scheduled(
     _check_arguments(_bare, {"cron": cron, "every": every, "at": at}, name, attributes)
     spec = ScheduleSpec(
         cron=cron,
-        every=every,
+        every=with_unit("every", every),
         at=at,
         zone=zone,
         name=name,
         catch_up=catch_up,
-        grace=grace,
+        grace=with_unit("grace", grace),
         holidays=holidays,
         attributes=attributes,
     )

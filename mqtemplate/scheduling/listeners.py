@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere
-from mqtemplate.errors import MessageError, MQTemplateError, SendError
+from mqtemplate.clock import Clock
+from mqtemplate.errors import BrokerBusyError, MessageError, MQTemplateError, RemoteConnectError, SendError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.attributes import Resolve
 from mqtemplate.listener.declaration.decorator import message_listener
@@ -19,7 +20,6 @@ from mqtemplate.listener.handler.providers import is_async
 from mqtemplate.listener.handler.results import check_result
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.message import MessageExt
-from mqtemplate.pending import PendingMessage
 from mqtemplate.scheduling.discovery import make_schedules
 from mqtemplate.scheduling.schedule import CatchUp, Schedule, ScheduledRun
 from mqtemplate.scheduling.schedules import Schedules
@@ -66,19 +66,16 @@ class ScheduleRunner:
         self._clock = topic.broker.clock
         self._failed_ms = -_AFTER_FAILURE_MS
 
-    def start(self, pending: Iterable[PendingMessage]) -> None:
+    def start(self) -> None:
         """Send the message of the next run, unless it is pending; cancel messages of another trigger.
 
         A message is cancelled as well if its run is further away than the next two: a process sent it while the clock
         was ahead, and without it the schedule would be silent until then.
-
-        Args:
-            pending: The pending messages of the schedule.
         """
         now_ms, is_pending = self._clock.now_ms(), False
         next_ms = self.schedule.next_after(now_ms)
         after_next_ms = None if next_ms is None else self.schedule.next_after(next_ms)
-        for message in pending:
+        for message in self._topic.pending(self.schedule.name):
             key = find_run_key(message.keys)
             if key is None or key.fingerprint != self.schedule.trigger.fingerprint:
                 self._topic.cancel(message)
@@ -113,7 +110,7 @@ class ScheduleRunner:
             )
             if reason is not DropReason.OLD_TRIGGER and self._topic.can_list:
                 # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
-                self.start(self._topic.pending().get(self.schedule.name, ()))
+                self.start()
             return None
         self._continue(request)
         if request.deliver_ms < request.run_ms:
@@ -194,6 +191,7 @@ class ScheduleRunner:
 
 _LONGEST_RUN = "7d"
 _WATCH_MS = 10_000
+_RETRY_MS = 5_000
 
 
 def register_schedules(
@@ -217,17 +215,19 @@ def register_schedules(
     ]
 
 
-def start_schedules(runners: Iterable[ScheduleRunner], schedules: Schedules) -> None:
-    """Send the message of each schedule's next run, where it is missing."""
-    pending = schedules.topic.pending()
+def start_schedules(runners: Iterable[ScheduleRunner]) -> None:
+    """Send the message of each schedule's next run, where it is missing. Doing it again is harmless."""
     for runner in runners:
-        runner.start(pending.get(runner.schedule.name, ()))
+        runner.start()
 
 
 class ScheduleWatch:
-    """Service that starts schedules again when the clock was set back; on a system clock it has a thread.
+    """Service that starts the schedules of a process; on a system clock it has a thread.
 
-    Their next runs are as the clock that was ahead says: in an hour, or in years.
+    - A broker that is busy or away at the start, for a moment, keeps no application from its start: the service tries
+      again until the schedules are started.
+    - It starts them again when the clock was set back. Their next runs are as the clock that was ahead says: in an
+      hour, or in years.
 
     Attributes:
         stop: Ends the watch.
@@ -235,31 +235,46 @@ class ScheduleWatch:
 
     name = "schedules.clock"
 
-    def __init__(self, runners: Sequence[ScheduleRunner], schedules: Schedules) -> None:
+    def __init__(self, runners: Sequence[ScheduleRunner], clock: Clock) -> None:
         self._runners = runners
-        self._schedules = schedules
-        self._clock = schedules.topic.broker.clock
-        self._watch = ClockWatch(self._clock)
-        self._runner = ServiceRunner(self, self._clock, "mqtemplate-schedules", _report)
+        self._clock = clock
+        self._watch = ClockWatch(clock)
+        self._is_due = True
+        self._runner = ServiceRunner(self, clock, "mqtemplate-schedules", _report)
         self.stop = self._runner.stop
 
     def start(self) -> None:
-        """Send the messages of the next runs, and watch the clock."""
-        start_schedules(self._runners, self._schedules)
+        """Send the message of each schedule's next run, where it is missing, and watch the clock.
+
+        Raises:
+            MQTemplateError: The broker refuses it, and a retry cannot help.
+        """
+        self.step()
         self._runner.start()
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: nothing tells that the clock was set."""
 
     def step(self) -> int | None:
-        """Start the schedules again if the clock was set back since the last step."""
-        if self._watch.moved_ms() < 0:
-            start_schedules(self._runners, self._schedules)
+        """Start the schedules if that has not succeeded yet, or if the clock was set back since the last step."""
+        self._is_due |= self._watch.moved_ms() < 0
+        if self._is_due and not self._try_start():
+            return self._clock.now_ms() + _RETRY_MS
         return None if self._clock.is_virtual else self._clock.now_ms() + _WATCH_MS
 
+    def _try_start(self) -> bool:
+        """Start the schedules. Return False if the broker did not answer in time."""
+        try:
+            start_schedules(self._runners)
+        except (TimeoutError, RemoteConnectError, BrokerBusyError) as error:
+            _log.warning("schedules.start_delayed", retry_ms=_RETRY_MS, reason=str(error))
+            return False
+        self._is_due = False
+        return True
 
-def _report(service: Service, error: Exception) -> None:
-    _log.error("schedules.not_started_again", service=service.name, exc_info=error)
+
+def _report(service: Service, error: Exception, repeated: int) -> None:
+    _log.error("schedules.not_started_again", service=service.name, repeated=repeated, exc_info=error)
 
 
 def listener_of(

@@ -73,12 +73,17 @@ class Schedule:
         return self.trigger.next_after(after_ms, self.holidays)
 
 
+def is_name(name: str) -> bool:
+    """Return True if a schedule may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """Return a name of a schedule: it is part of the name of a consumer group.
 
     Raises:
         ScheduleError: It has other characters, or is too long.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ScheduleError(f"the name of a schedule must be 1..64 letters, digits, '_' and '-', got {name!r}")
     return name

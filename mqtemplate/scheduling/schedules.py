@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -69,8 +69,14 @@ class Schedules:
 
         Schedules of other processes are known while they have a pending run; on a RocketMQ cluster they are not known.
         """
-        pending = self.topic.pending()
-        return tuple(self._state(name, pending.get(name, [])) for name in sorted(self._own.keys() | pending.keys()))
+        return tuple(self._state(name, pending) for name, pending in self._pending())
+
+    def _pending(self) -> Iterator[tuple[str, Sequence[PendingMessage]]]:
+        """Yield each schedule with its pending messages, by name."""
+        for name in sorted(self._own.keys() | self.topic.known()):
+            pending = self.topic.pending(name)
+            if pending or name in self._own:
+                yield name, pending
 
     def pause(self, name: str, until: datetime | None = None) -> None:
         """Skip the runs of a schedule, in all processes, until a time or until `resume`.
@@ -133,12 +139,14 @@ class Schedules:
         )
 
     def _check(self, name: str) -> None:
-        if name in self._own or name in (known := sorted(self.topic.pending())):
+        if name in self._own:
             return
         if not self.topic.can_list:  # another process may have it
             check_name(name)
             return
-        names = sorted({*known, *self._own})
+        names = [each for each, _ in self._pending()]
+        if name in names:
+            return
         hint = did_you_mean(name, names, f"there is: {', '.join(names) or 'none'}")
         raise ScheduleError(f"there is no schedule {name!r}; {hint}")
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.errors import DelayError, MessageError, ScheduleError, UnsupportedError
-from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, split_keys
 from mqtemplate.pending import PendingMessage, PendingQuery
-from mqtemplate.scheduling.schedule import check_name
+from mqtemplate.scheduling.schedule import check_name, is_name
 from mqtemplate.scheduling.trigger import LAST_MS, Trigger
 from mqtemplate.topics import SCHEDULES_TOPIC
 
@@ -147,14 +144,14 @@ class RunMessage:
             raise ValueError(f"is_manual must be true or false, got {self.is_manual!r:.64}")
 
 
-_log = get_logger("mqtemplate.scheduling")
 FOREVER_MS = (1 << 62) - 1
 """End of a pause without an end."""
 
 _PAUSED, _DONE = "paused", "done"
 _NEEDED = (Capability.TIMER, Capability.QUERY)
 _MAX_DUPLICATES = 64  # RocketMQ returns no more; each process that starts a schedule may send one
-_PAGE = 1_000
+_NEWEST = 64
+"""Delayed messages of a schedule that are looked at. A chain has one pending message, its newest but for duplicates."""
 
 
 class ScheduleTopic:
@@ -218,27 +215,30 @@ class ScheduleTopic:
         """
         return self.broker.capabilities >= {Capability.PENDING, Capability.SCHEDULE_CHANGE}
 
-    def pending(self) -> dict[str, list[PendingMessage]]:
-        """Return the run messages that are not delivered yet, by schedule; none if the broker cannot list them."""
-        found: dict[str, list[PendingMessage]] = defaultdict(list)
-        ignored = 0
-        if self.can_list:
-            for message in self._pending():
-                if (key := find_run_key(message.keys)) is not None:
-                    found[key.schedule].append(message)
-                else:
-                    ignored += 1
-        if ignored:
-            _log.warning("schedule.messages_ignored", topic=self.name, count=ignored, reason="no keys of a run")
-        return found
+    def pending(self, schedule: str) -> list[PendingMessage]:
+        """Return the run messages of a schedule that are not delivered yet; none if the broker cannot list them.
 
-    def _pending(self) -> Iterator[PendingMessage]:
-        cursor = None
-        while True:
-            page = self.broker.delayed.pending(PendingQuery(topic=self.name), _PAGE, cursor)
-            yield from page.messages
-            if (cursor := page.cursor) is None:
-                return
+        They are found by their key, among the newest messages of the schedule: neither the other pending messages of
+        the broker nor the past runs are read.
+        """
+        if not self.can_list:
+            return []
+        query = PendingQuery(topic=self.name, key=schedule, newest=_NEWEST)
+        found = self.broker.delayed.pending(query, _NEWEST).messages
+        return [each for each in found if (key := find_run_key(each.keys)) is not None and key.schedule == schedule]
+
+    def known(self) -> set[str]:
+        """Return the names that schedules of any process may have: the groups of the topic contain them.
+
+        Some are names of values, such as ``report-done``. Without `can_list` the result is empty.
+        """
+        if not self.can_list:
+            return set()
+        prefix = self.group_of("")
+        groups = [group for group in self.broker.admin().groups_of(self.name) if group.startswith(prefix)]
+        names = {group.removeprefix(prefix) for group in groups}
+        names |= {name.removesuffix(f"-{kind}") for name in names for kind in (_DONE, _PAUSED)}
+        return {name for name in names if is_name(name)}  # anyone may name a group
 
     def cancel(self, message: PendingMessage) -> None:
         """Cancel a run message. If it is delivered already, the process that gets it drops it."""

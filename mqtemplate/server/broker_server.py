@@ -14,8 +14,10 @@ from mqtemplate.engine.engine import Engine, EngineOwner, engine_of
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, MetricSample
+from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
+from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.server import RemotingServer
-from mqtemplate.remoting.settings import RemotingServerSettings, TlsMode
+from mqtemplate.remoting.settings import RemotingServerSettings, ServerTls, TlsMode, load_tls
 from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.callers import Callers
@@ -24,7 +26,7 @@ from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import FastPath
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
-from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Traffic
+from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Reload, Traffic
 from mqtemplate.server.processors.client import (
     ClientProcessor,
     DelayedMessageProcessor,
@@ -39,6 +41,7 @@ from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, Qu
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
 from mqtemplate.server.processors.topic_admin import GroupAdmin, OffsetAdmin, TopicAdmin
 from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import register
 from mqtemplate.server.requests.response import SendResponses, problem_response
 from mqtemplate.server.state.remote_clients import RemoteClients
@@ -110,11 +113,12 @@ class ServerAssembly:
             self.sequenced,
         )
 
-    def admin_processors(self, address: Callable[[], str]) -> Sequence[object]:
+    def admin_processors(self, address: Callable[[], str], reload: Reload) -> Sequence[object]:
         """Return the processors of the requests of administrators.
 
         Args:
             address: Returns the address that clients connect to. The port may be chosen when the server starts.
+            reload: Reads the configuration of the server again.
         """
         engine, settings, core = self._engine, self._settings, self.core
         topics, groups, clients, raw = core.topics, core.groups, core.clients, core.raw
@@ -124,7 +128,7 @@ class ServerAssembly:
             TopicAdmin(topics, statistics, clients, offsets),
             GroupAdmin(groups, clients, offsets, engine.clock),
             OffsetAdmin(offsets, topics, groups, clients, statistics),
-            BrokerAdminProcessor(engine, settings, topics, self.traffic, address, self._boot_ms),
+            BrokerAdminProcessor(engine, settings, topics, self.traffic, address, self._boot_ms, reload),
             QueryProcessor(engine, raw, clients),
             RelayProcessor(raw, topics, clients),
             RecallProcessor(core.recalls, settings.region_id),
@@ -132,6 +136,14 @@ class ServerAssembly:
 
 
 _log = get_logger("mqtemplate.server")
+
+
+def _refuse_reload(_reason: str) -> ReloadedConfig:
+    raise RefusedError(
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+        "this server was started by a program, which gave it its settings: there is no configuration to read again",
+    )
+
 
 EngineT = TypeVar("EngineT", bound=Engine | EngineOwner)
 
@@ -212,7 +224,8 @@ class BrokerServer(Generic[EngineT]):
         if parts.fast_path is not None:
             self.remoting.use_pipelines(parts.fast_path.pipeline)
         self.processors = register(self.remoting, *parts.client_processors)
-        admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address)))
+        self._reload: Reload = _refuse_reload
+        admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address), self._reload_config))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (core.peer_log, core.topics.peer_log, self.remoting.peer_log)
         sweeps = (core.lock_table.sweep, core.limits.sweep, *(log.summarize for log in logs))
@@ -222,10 +235,29 @@ class BrokerServer(Generic[EngineT]):
         served.metrics.add_collector(self._samples)
 
     def _samples(self) -> list[MetricSample]:
-        return [
+        samples = [
             MetricSample("server.connections", MetricKind.GAUGE, len(self.remoting.connections()), {}),
             MetricSample("server.requests", MetricKind.COUNTER, self.remoting.request_count, {}),
         ]
+        tls = self.remoting.tls
+        if tls is not None and tls.expires_at is not None:
+            left_ms = tls.expires_at * 1_000 - self._engine.clock.now_ms()
+            samples.append(MetricSample("server.certificate_expiry_ms", MetricKind.GAUGE, left_ms, {}))
+        return samples
+
+    def on_reload(self, reload: Reload) -> None:
+        """Answer requests to reload the configuration by *reload*. Until this is called they are refused."""
+        self._reload = reload
+
+    def _reload_config(self, reason: str) -> ReloadedConfig:
+        return self._reload(reason)
+
+    def use_accounts(self, acl: AclSettings) -> None:
+        """Use the accounts of other settings of the access control, from the next request on.
+
+        The held pulls of accounts that have changed are answered, so that their consumers send the next ones.
+        """
+        self.hold.answer_for(self.core.access.change_accounts(acl))
 
     def listener(self, listen: HostAddress) -> RemotingServer:
         """Return a listener socket with the limits, TLS and access control of this server. It is not started."""
@@ -378,6 +410,17 @@ class LocalCluster(Generic[EngineT]):
     def address(self) -> HostAddress:
         """Address of the broker."""
         return self.broker.address
+
+    def use_tls(self, tls: ServerTls | None) -> None:
+        """Read the files of TLS again, for new connections; the open ones stay as they are.
+
+        Raises:
+            ConfigurationError: A file cannot be used, or key and certificate are of different pairs. Nothing changes.
+        """
+        loaded = load_tls(tls)
+        for server in (self.broker.remoting, self._name_server):
+            if server is not None:
+                server.use_tls(loaded)
 
     @property
     def name_server_address(self) -> HostAddress:

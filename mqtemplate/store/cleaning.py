@@ -7,13 +7,17 @@ from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import StoreError
+from mqtemplate.converters.readable import time_text
+from mqtemplate.errors import CorruptRecordError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
+from mqtemplate.record.codec import StoredRecord
 from mqtemplate.services import ClockWatch, wall_time
+from mqtemplate.store.commit_log import LogFile
+from mqtemplate.store.disk_space import DiskWatch
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.settings import StoreSettings, parse_delete_when
-from mqtemplate.topics import DLQ_TOPIC_PREFIX
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, is_broker_topic
 
 _log = get_logger("mqtemplate.store")
 
@@ -25,20 +29,8 @@ _AFTER_CLOCK_SET_MS = 3_600_000
 """No file is deleted for its age so soon after the clock was set forward: by then a mistake is noticed."""
 _WARNING_BELOW = 0.10
 """Part of the disk between the warning and the limit from which unread messages are deleted."""
-
-
-class LogFile(NamedTuple):
-    """One file of the log.
-
-    Attributes:
-        start: Physical offset of its first byte.
-        end: Physical offset of the next file.
-        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
-    """
-
-    start: int
-    end: int
-    newest_ms: int | None
+_NAMED_TOPICS = 20
+"""Most topics, and most unread spans, that the event about deleted messages names."""
 
 
 class CleanedStore(Protocol):
@@ -47,12 +39,17 @@ class CleanedStore(Protocol):
     clock: Clock
     settings: StoreSettings
     metrics: Metrics
+    disk: DiskWatch
+    messages_before: Callable[[int], dict[str, int]]
 
     def oldest_file(self) -> LogFile | None:
         """Return the first file of the log; None if it is the only one, which is never deleted."""
 
     def checkpoint_after(self, physical_offset: int) -> bool:
         """Take a checkpoint. Return True if a restart from now on reads no record before *physical_offset*."""
+
+    def read_at(self, physical_offset: int) -> StoredRecord | None:
+        """Return the record at this offset; None if no record starts there."""
 
     def delete_before(self, physical_offset: int) -> None:
         """Delete the files of the log before this offset, and the consume queue units that point there."""
@@ -137,7 +134,7 @@ class CleaningService:
     above ``disk-max-used-space-ratio``         the same at any hour
     ten percent below the next limit            the same, and a warning that unread messages will be deleted
     above ``disk-space-clean-forcibly-ratio``   the oldest, whatever its age (``clean-file-forcibly-enable``), also if
-                                                it has unread messages: one warning for each group and topic
+                                                it has unread messages: an error event names what was deleted
     above ``disk-space-warning-level-ratio``    the same, and new messages are refused
     ==========================================  =====================================================================
 
@@ -152,25 +149,18 @@ class CleaningService:
 
     One thread steps it.
 
-    Args:
-        disk_used_ratio: Returns the used part of the disk, 0 to 1. None ignores the disk.
-        disk_used_ratio_soon: The same for the warning: a large disk with little space counts as used earlier.
-
     Attributes:
-        refusal: Reason why new messages are refused; None while they are accepted.
+        disk: The space of the disk.
+        refusal: Reason why new messages are refused above the limit; None while they are accepted.
         is_near_limit: True while the disk is near the limit from which unread messages are deleted.
         on_cleaned: Hooks that are called after each deletion with the new start of the log.
     """
 
     name = "store.cleaning"
 
-    def __init__(
-        self,
-        store: CleanedStore,
-        disk_used_ratio: Callable[[], float] | None = None,
-        disk_used_ratio_soon: Callable[[], float] = lambda: 0.0,
-    ) -> None:
+    def __init__(self, store: CleanedStore) -> None:
         self._store = store
+        self.disk = store.disk
         self._clock = store.clock
         settings = store.settings
         self._reserved_ms = settings.file_reserved_time * _HOUR_MS
@@ -180,14 +170,15 @@ class CleaningService:
         self._tight = settings.disk_space_clean_forcibly_ratio / 100
         self._full = settings.disk_space_warning_level_ratio / 100
         self._limit = self._tight if self._is_forcible else self._full
-        self.disk_used_ratio = disk_used_ratio
-        self._disk_used_ratio_soon = disk_used_ratio_soon
+        self._has_disk = False
         self.refusal: str | None = None
         self.is_near_limit = False
         self._pending: KeptMessages | None = None
         self._unread: UnreadMessages | None = None
         self.on_cleaned: list[Callable[[int], object]] = []
         self._deleted = store.metrics.counter("store.files_deleted")
+        self._lost = store.metrics.counter("store.forcibly_deleted")  # 0 from the start: alerts see its first increase
+        store.metrics.gauge("store.refusing", lambda: int(self.why_refused is not None))
         store.metrics.gauge("store.disk_near_limit", lambda: int(self.is_near_limit))
         self._files_in_run = 0
         self._kept: _KeptFile | None = None
@@ -195,6 +186,11 @@ class CleaningService:
         self._next_ms = 0
         self._watch = ClockWatch(self._clock)
         self._trusted_ms = 0  # steady: from then on ages count
+
+    @property
+    def why_refused(self) -> str | None:
+        """Why messages are refused for want of disk space, by the limit or by a write that failed, and what helps."""
+        return self.refusal or self.disk.failure
 
     def load(self, pending: KeptMessages | None) -> None:
         """Take the pending messages of the store. Without them (None) no file is deleted."""
@@ -220,10 +216,12 @@ class CleaningService:
         now_ms = self._clock.now_ms()
         if self._watch.moved_ms() > 0:
             self._trusted_ms = self._clock.steady_ms() + _AFTER_CLOCK_SET_MS
-        used = 0.0 if self.disk_used_ratio is None else self.disk_used_ratio()
+        usage = self.disk.check()
+        self._has_disk = usage is not None
+        used = self.disk.ratio(usage)
         self._update_refusal(used)
         file = self._store.oldest_file()
-        self._update_warning(file, used)
+        self._update_warning(file, self.disk.ratio(usage, is_warning=True))
         reason = None if file is None else self._reason_to_delete(file, now_ms, used)
         if file is None or reason is None:
             self._files_in_run = 0
@@ -257,7 +255,7 @@ class CleaningService:
         return expiry_ms if used > self._max_used else next_delete_hour(expiry_ms, self._hours)
 
     def _check_again(self, next_ms: int, now_ms: int) -> int:
-        return next_ms if self.disk_used_ratio is None else min(next_ms, now_ms + _INTERVAL_MS)
+        return min(next_ms, now_ms + _INTERVAL_MS) if self._has_disk else next_ms
 
     def _update_refusal(self, used: float) -> None:
         if used <= self._full:
@@ -274,9 +272,8 @@ class CleaningService:
 
     # --- deleting ------------------------------------------------------------------------------
 
-    def _update_warning(self, file: LogFile | None, used: float) -> None:
+    def _update_warning(self, file: LogFile | None, soon: float) -> None:
         """Log a warning when the disk comes near the limit from which unread messages are deleted."""
-        soon = used if self.disk_used_ratio is None else max(used, self._disk_used_ratio_soon())
         is_near = soon > self._limit - _WARNING_BELOW
         if is_near == self.is_near_limit:
             return
@@ -332,25 +329,54 @@ class CleaningService:
                 return "a restart would still read it"
         except StoreError as exc:
             return f"its pending messages could not be copied forward: {exc}"
+        is_early = reason == "disk" or bool(unread)
+        counts = self._store.messages_before(end) if is_early else {}
+        first_ms = self._stored_ms(start) if is_early else None
         self._store.delete_before(end)
         self._deleted.add()
         age_h = None if newest_ms is None else round((now_ms - newest_ms) / _HOUR_MS, 1)
         _log.info("store.file_deleted", file=file_name(start), reason=reason, age_h=age_h, used=round(used, 3))
-        for span in unread:
-            self._report_loss(span, file, used)
+        lost = {topic: count for topic, count in counts.items() if not is_broker_topic(topic)}
+        if lost:
+            self._report_loss(file, first_ms, lost, unread, used)
         for hook in self.on_cleaned:
             hook(end)
         return None
 
-    def _report_loss(self, span: UnreadSpan, file: LogFile, used: float) -> None:
-        self._store.metrics.counter("store.unread_deleted", group=span.group, topic=span.topic).add(span.message_count)
-        _log.warning(
-            "store.unread_deleted",
-            group=span.group,
-            topic=span.topic,
-            messages=span.message_count,
+    def _stored_ms(self, physical_offset: int) -> int | None:
+        try:
+            record = self._store.read_at(physical_offset)
+        except CorruptRecordError:
+            return None
+        return None if record is None else record.store_timestamp
+
+    def _report_loss(
+        self, file: LogFile, first_ms: int | None, lost: dict[str, int], unread: Sequence[UnreadSpan], used: float
+    ) -> None:
+        """Log and count the messages that were deleted before their time."""
+        self._lost.add(sum(lost.values()))
+        for span in unread:
+            self._store.metrics.counter("store.unread_deleted", group=span.group, topic=span.topic).add(
+                span.message_count
+            )
+        largest = sorted(lost.items(), key=lambda item: (-item[1], item[0]))
+        losers = [f"{span.message_count} of {span.topic} by {span.group}" for span in unread]
+        unread_text = _listed(losers) or "none by a known group"
+        _log.error(
+            "store.messages_deleted",
+            messages=sum(lost.values()),
+            topics=_listed([f"{topic}: {count}" for topic, count in largest]),
+            unread="not known: keep-unread-messages is false" if self._unread is None else unread_text,
+            first=time_text(first_ms),
+            last=time_text(file.newest_ms),
             file=file_name(file.start),
             used=round(used, 3),
             limit=self._tight,
-            hint="the disk is full: free space, or let the group consume, before more of its messages are deleted",
+            hint="the disk is full, so messages are deleted before file-reserved-time; free space, or let the groups "
+            "consume, before more are deleted; to refuse new messages instead, set clean-file-forcibly-enable to false",
         )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - _NAMED_TOPICS
+    return ", ".join(texts[:_NAMED_TOPICS]) + (f", and {more} more" if more > 0 else "")

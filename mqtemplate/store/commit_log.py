@@ -24,7 +24,6 @@ from mqtemplate.record.codec import BadRecordError, RecordDraft, StoredRecord, p
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.checkpoint import ClockSteps
-from mqtemplate.store.cleaning import LogFile
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
 
 _log = get_logger("mqtemplate.store")
@@ -43,6 +42,20 @@ class RecordHead(NamedTuple):
 
     total_size: int
     store_timestamp: int
+
+
+class LogFile(NamedTuple):
+    """One file of the log.
+
+    Attributes:
+        start: Physical offset of its first byte.
+        end: Physical offset of the next file.
+        newest_ms: No record in it was stored later, by the clock of now. None if that is unknown.
+    """
+
+    start: int
+    end: int
+    newest_ms: int | None
 
 
 class LogReader:

@@ -459,6 +459,18 @@ class QueueTable:
                     self.queues[key] = created
                     self._mapped.note(created)
 
+    def allocated_bytes(self) -> int:
+        """Return the disk space of all queues."""
+        return sum(file.allocated for queue in list(self.queues.values()) for file in queue.files.files)
+
+    def counts_before(self, physical_end: int) -> dict[str, int]:
+        """Return the number of units of each topic that point before *physical_end*."""
+        counts: dict[str, int] = {}
+        for (topic, _), queue in list(self.queues.items()):
+            if queue.min_offset < queue.max_offset and (count := queue.end_before(physical_end) - queue.min_offset):
+                counts[topic] = counts.get(topic, 0) + count
+        return counts
+
     def _new(self, topic: str, queue_id: int) -> ConsumeQueue:
         if not is_file_name(topic):
             raise StoreError(f"topic {topic[:40]!r} has no queues: it cannot be the name of a folder; use another name")

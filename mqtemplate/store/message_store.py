@@ -23,9 +23,10 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
-from mqtemplate.store.cleaning import CleaningService, KeptMessages, LogFile
-from mqtemplate.store.commit_log import CommitLog
+from mqtemplate.store.cleaning import CleaningService, KeptMessages
+from mqtemplate.store.commit_log import CommitLog, LogFile
 from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable, encode_units
+from mqtemplate.store.disk_space import DiskWatch
 from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_unit
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
@@ -34,13 +35,6 @@ from mqtemplate.store.key_reader import RecentKeys
 from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
-_FREE_FILES = 16
-"""While the disk has space for this number of commit log files, it counts as empty.
-
-A nearly full disk of a terabyte has space for months.
-"""
-_WARNING_FREE_FILES = 4 * _FREE_FILES
-"""The same for the warning before files are deleted although their messages are unread."""
 _FLUSH_TIMEOUT_MS = 60_000
 
 _log = get_logger("mqtemplate.store")
@@ -67,6 +61,8 @@ class MessageStore:
         sizes: Sizes of the files. `load` takes them from the directory, unless the settings set them.
         index: Finds records by their keys.
         flush_service: Flushes the log. Producers wait for it, so it needs a thread of its own.
+        disk: The space of the disk.
+        messages_before: Returns the number of messages of each topic in the log before a physical offset.
         cleaning: Deletes old files.
         last_run_ms: Store time of the newest record of the process before (epoch ms); None in a new store.
     """
@@ -103,15 +99,10 @@ class MessageStore:
         )
         self.flush_service = FlushService(self.group_commit, lambda: self.end_offset, clock, settings)
         self.index = IndexService(store_files, settings, clock)
-        # On a virtual clock the disk is ignored: a test has the same result on every machine.
-        self.cleaning = (
-            CleaningService(self)
-            if clock.is_virtual
-            else CleaningService(self, self._disk_used_ratio, self._disk_used_ratio_soon)
-        )
+        self.disk = DiskWatch(self)
+        self.messages_before: Callable[[int], dict[str, int]] = self._queue_table.counts_before
+        self.cleaning = CleaningService(self)
         self.metrics.gauge("store.flush_failed", lambda: int(self.group_commit.error is not None))
-        if not clock.is_virtual:
-            self.metrics.gauge("store.disk_used", self._disk_used_ratio)
 
     # --- opening and closing -------------------------------------------------------------------
 
@@ -191,9 +182,10 @@ class MessageStore:
         """Return the services that the owner has to step, beside the `flush_service`."""
         return [self._checkpoint_service, self.index]
 
-    def report(self, service: Service, error: Exception) -> None:
-        """Log an error of a service; its thread continues."""
-        _log.error("service.failed", service=service.name, exc_info=error)
+    def report(self, service: Service, error: Exception, repeated: int) -> None:
+        """Log an error of a service; its thread continues. An error of the files has no stack: the text says it all."""
+        cause = {"reason": str(error)} if isinstance(error, StoreError | OSError) else {"exc_info": error}
+        _log.error("service.failed", service=service.name, repeated=repeated, **cause)
 
     def close(self) -> None:
         """Flush everything, write all progress, and unlock the store."""
@@ -292,12 +284,17 @@ class MessageStore:
         """
         if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
-        with self._lock:
-            started = perf_counter_ns()
-            puts = self._writer.append(records)
-            self._append_ns.observe(perf_counter_ns() - started)
-            self._appended.value += 1 if type(puts) is PutResult else len(puts)
+        try:
+            with self._lock:
+                started = perf_counter_ns()
+                puts = self._writer.append(records)
+                self._append_ns.observe(perf_counter_ns() - started)
+                self._appended.value += 1 if type(puts) is PutResult else len(puts)
+        except StoreFullError as exc:
+            self._note_full(exc)
+            raise
         if not self._is_dirty:
+            self.disk.works()
             self._mark_dirty()
         return puts
 
@@ -315,10 +312,18 @@ class MessageStore:
         Raises:
             StoreFullError: There is no space for it.
         """
-        if (topic, queue_id) not in self._queues:
-            self._queue_table.create(topic, queue_id)
-        with self._lock:
-            self._queue_table.open(topic, queue_id).reserve(1)
+        try:
+            if (topic, queue_id) not in self._queues:
+                self._queue_table.create(topic, queue_id)
+            with self._lock:
+                self._queue_table.open(topic, queue_id).reserve(1)
+        except StoreFullError as exc:
+            self._note_full(exc)
+            raise
+
+    def _note_full(self, error: StoreFullError) -> None:
+        self.disk.refuse(str(error))
+        self._is_dirty = False  # so that the next record that is stored ends the failure
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
         """Return True if a queue exists; its file is created by `prepare` or by its first message."""
@@ -484,11 +489,10 @@ class MessageStore:
         starts = [start for follower in self._followers if (start := follower.persist()) is not None]
         self._checkpoint.write(min([end, *starts]), self._commit_log.last_store_timestamp, self.index.flushed_timestamp)
 
-    def _disk_used_ratio(self) -> float:
-        return self.store_files.disk_used_ratio(_FREE_FILES * self.sizes.commit_log)
-
-    def _disk_used_ratio_soon(self) -> float:
-        return self.store_files.disk_used_ratio(_WARNING_FREE_FILES * self.sizes.commit_log)
+    def allocated_bytes(self) -> int:
+        """Return the disk space of the log and the consume queues."""
+        log = sum(file.allocated for file in self._commit_log.files.files) if self._is_open else 0
+        return log + self._queue_table.allocated_bytes()
 
     def oldest_file(self) -> LogFile | None:
         """Return the first file of the log; None if it is the only one."""

@@ -93,6 +93,9 @@ class StoreSettings:
     """Percent of the disk above which the store refuses new messages. None of the three ratios may be above the next;
     100 switches one off."""
 
+    disk_free_warning_ratio: Annotated[int, Ge(0), Lt(100)] = 10
+    """Percent of the disk that is free below which a warning is logged, however large the disk is; 0 for never."""
+
     clean_file_forcibly_enable: bool = True
     """True: files that are not old may be deleted when the disk is that full."""
 

@@ -1,6 +1,12 @@
 """The public API for sending messages, and for receiving them on request."""
 
-from mqtemplate.template.options import MessageQueueSelector, SendOptions, parse_destination, select_queue_by_hash
+from mqtemplate.template.options import (
+    MessageQueueSelector,
+    SendOptions,
+    parse_destination,
+    select_queue_by_hash,
+    shows_send_options,
+)
 from mqtemplate.template.receiving import Subscription
 from mqtemplate.template.rocketmq_template import RocketMQTemplate
 from mqtemplate.template.spring_names import LocalRequestCallback, SendCallback
@@ -22,6 +28,7 @@ __all__ = [
     "TransactionListenerSpec",
     "parse_destination",
     "select_queue_by_hash",
+    "shows_send_options",
     "transaction_listener",
     "transaction_listener_spec",
 ]

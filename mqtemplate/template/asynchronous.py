@@ -15,6 +15,7 @@ from mqtemplate.callables import name_of_callable, unfinished
 from mqtemplate.calls.send import SendCall, SendPipeline
 from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.converter import MessageConverter, TypeChecks, payload_of
+from mqtemplate.durations import keep_caller
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import AwaitableFuture, HandlerFuture
 from mqtemplate.message import Message, MessageExt
@@ -42,7 +43,9 @@ class Background:
 
     def run(self, call: Callable[[], R], future: AwaitableFuture[R]) -> AwaitableFuture[R]:
         """Call a function with the caller's context variables, and return *future*, which gets the result."""
-        work = functools.partial(copy_context().run, _complete, future, call)
+        context = copy_context()
+        keep_caller(context)
+        work = functools.partial(context.run, _complete, future, call)
         if self._is_virtual:
             work()
             return future

@@ -39,7 +39,8 @@ def delay_properties(
 
     Args:
         delay_level: 0, or a position in the broker's level table.
-        delay: A relative delay: ``"3h"``, a timedelta, or seconds. Fractions of a millisecond are rounded up.
+        delay: A relative delay: ``"3h"`` or a timedelta; a number is seconds, with a `UnitWarning`. Fractions of a
+            millisecond are rounded up.
         deliver_at: An aware datetime, rounded up likewise, or epoch milliseconds.
         now_ms: The current time. It only serves to detect epoch seconds, given by mistake.
 
@@ -257,7 +258,7 @@ class PendingVerbs:
         A message keeps its id, keys and handle. The other arguments are as in `cancel`.
 
         Args:
-            delay: Counted from now; a number is seconds.
+            delay: ``"3h"`` or a timedelta, counted from now.
             deliver_at: An aware datetime, or epoch milliseconds.
         """
         deliver_ms = deliver_time(delay, deliver_at, self.broker.clock.now_ms())
@@ -318,7 +319,7 @@ class PendingVerbs:
         """Return the number of pending messages that match: in all, and by time spans of their deliver times.
 
         Args:
-            by: Length of a time span: a timedelta, text, or seconds.
+            by: Length of a time span: ``"1h"`` or a timedelta.
             conditions: See `PendingFilter`.
         """
         bucket_ms = option_ms("by", by, MessageError)

@@ -101,8 +101,8 @@ class SendOptions(TypedDict, total=False):
     """Options of the sending verbs, by name. Each has one meaning on every verb, for one message and for a list."""
 
     delay: Duration | None
-    """Time to wait before the delivery, of any length: ``"3h"``, a timedelta, or seconds. The broker's clock
-    counts it."""
+    """Time to wait before the delivery, of any length: ``"3h"`` or a timedelta. The broker's clock counts it. A number
+    is seconds, with a `UnitWarning`."""
 
     deliver_at: datetime | int | None
     """Time of the delivery: an aware datetime, or epoch milliseconds."""

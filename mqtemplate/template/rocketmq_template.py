@@ -14,7 +14,7 @@ from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
 from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, SendCall, SendKind, SendPipeline
 from mqtemplate.converter import JsonMessageConverter, MessageConverter
-from mqtemplate.durations import Duration, format_ms, option_ms
+from mqtemplate.durations import SHORT_TIMEOUT_MS, Duration, format_ms, timeout_option_ms
 from mqtemplate.errors import (
     ConfigurationError,
     DestinationError,
@@ -59,7 +59,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
     Args:
         broker: The broker to use. Its creator starts and closes it.
         converter: Converts payloads to bodies and back: bytes, text and JSON by default.
-        send_message_timeout: Milliseconds, or a duration such as ``"3s"``, for a call without a timeout of its own.
+        send_message_timeout: ``"3s"``, a timedelta, or milliseconds: for a call without a timeout of its own.
         max_message_size: Largest body in bytes, if it is to be smaller than the broker's limit.
         default_destination: Destination of ``convert_and_send`` with a payload alone.
         message_queue_selector: Selects the queue for a ``hash_key``; by default as a Java client does.
@@ -101,7 +101,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         wrappers = (middleware_sends(middlewares), observation.sends(broker.clock))
         self._sends = SendPipeline(broker, wrappers)
         self.converter: MessageConverter = JsonMessageConverter() if converter is None else converter
-        self.send_message_timeout = _check_timeout(send_message_timeout)
+        self.send_message_timeout = _check_timeout(send_message_timeout, "send_message_timeout")
         self.default_destination = default_destination
         self.message_queue_selector = message_queue_selector
         self.callback_executor = callback_executor
@@ -163,7 +163,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             payload: Any type that the converter takes. A list is a batch: each item is a message of its own, all are
                 stored together, in one queue and in this order, and all get the same options. An item (or the payload)
                 may be a `Message`, with properties of its own. To send one JSON array pass a tuple.
-            timeout: Milliseconds, or a duration such as ``"3s"``, for the whole call, retries included.
+            timeout: ``"3s"``, a timedelta, or milliseconds: for the whole call, retries included.
             delay_level: 0 for no delay, or a position in the broker's level table (1 = 1s … 18 = 2h by default).
             options: *delay*, *deliver_at*, *hash_key*, *keys*, *headers*, *queue*; see `SendOptions`.
 
@@ -292,7 +292,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
 
         Args:
             reply_type: Type of the reply; `MessageExt` for the whole message.
-            timeout: Milliseconds, or a duration such as ``"3s"``, until the reply must arrive, a delay included.
+            timeout: ``"3s"``, a timedelta, or milliseconds: until the reply must arrive, a delay included.
 
         Other arguments as `sync_send`.
 
@@ -387,7 +387,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
     # --- receiving -----------------------------------------------------------------------------
 
     def receive(self, target_type: type[T], max_count: int = 32, timeout: Duration = 3_000) -> list[T]:
-        """Return up to *max_count* messages of the consumer group; wait up to *timeout* ms for the first.
+        """Return up to *max_count* messages of the consumer group; wait up to *timeout* for the first.
 
         Delivery is at least once: the next call, or `close`, commits the messages of this one. If the program ends
         without either, the group receives them again. See `mqtemplate.template.receiving`.
@@ -564,12 +564,12 @@ def _check_wait(timeout: Duration) -> int:
     return 0 if timeout == 0 else _check_timeout(timeout)
 
 
-def _check_timeout(timeout: Duration) -> int:
-    if type(timeout) is int and 0 < timeout <= _MAX_TIMEOUT_MS:
+def _check_timeout(timeout: Duration, name: str = "timeout") -> int:
+    if type(timeout) is int and SHORT_TIMEOUT_MS <= timeout <= _MAX_TIMEOUT_MS:
         return timeout
-    timeout_ms = option_ms("timeout", timeout, MessageError, 1)
+    timeout_ms = timeout_option_ms(name, timeout, MessageError)
     if timeout_ms < 1:
-        raise MessageError(f"timeout must be 1 ms or longer, got {shown(timeout)}")
+        raise MessageError(f"{name} must be 1 ms or longer, got {shown(timeout)}")
     if timeout_ms > _MAX_TIMEOUT_MS:
-        raise MessageError(f"timeout must be at most {format_ms(_MAX_TIMEOUT_MS)}, got {shown(timeout)}")
+        raise MessageError(f"{name} must be at most {format_ms(_MAX_TIMEOUT_MS)}, got {shown(timeout)}")
     return timeout_ms

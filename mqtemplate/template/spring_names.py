@@ -148,7 +148,7 @@ class SpringNames:
         payload: object,
         type: type[_Reply],
         hashKey: str | int | None = None,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delayLevel: int = 0,
     ) -> _Reply: ...
 
@@ -159,7 +159,7 @@ class SpringNames:
         payload: object,
         type: LocalRequestCallback,
         hashKey: str | int | None = None,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delayLevel: int = 0,
     ) -> AwaitableFuture[Any]: ...
 
@@ -169,7 +169,7 @@ class SpringNames:
         payload: object,
         type: type[Any] | LocalRequestCallback,  # noqa: A002 (Java's name; nothing here needs the builtin)
         hashKey: str | int | None = None,
-        timeout: int | None = None,
+        timeout: Duration | None = None,
         delayLevel: int = 0,
     ) -> Any:
         """Return the reply as *type*, or its future if *type* is a callback. *hashKey* may be left out, as in Java."""

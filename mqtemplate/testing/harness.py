@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.durations import duration_ms, is_duration_text
+from mqtemplate.durations import duration_ms, is_duration_text, warn_of_unit
 from mqtemplate.errors import ConfigurationError, DependencyError
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt
@@ -97,13 +97,14 @@ class Harness:
             self._more.append(added)
 
     def advance(self, span: str | timedelta | int) -> None:
-        """Let time pass: ``"3h"``, ``"1h 30m"``, ``"250ms"``, a timedelta, or milliseconds.
+        """Let time pass: ``"3h"``, ``"1h 30m"``, ``"250ms"``, or a timedelta. A number is milliseconds, with a warning.
 
         Raises:
             NotIdleError: At some instant the services always have more work.
             HandlerFailedError: A handler raised.
         """
         target_ms = self.clock.now_ms() + span_ms(span)
+        warn_of_unit("advance({})", span, 1)
         due_ms = self._work()
         while due_ms is not None and due_ms <= target_ms:
             self._move_to(due_ms)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery, signals
 
 from mqtemplate import ScheduleChange
 from mqtemplate.context import MQApplication
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, duration_ms, is_bare_number
 from mqtemplate.running.hosting import ProcessApplication
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate_starter_celery.sending import DEFAULT_TOPIC, delay_tasks, task_forwarder
@@ -75,8 +75,14 @@ class CeleryMQTemplate(ProcessApplication):
     def reschedule(
         self, task_id: str, countdown: Duration | None = None, eta: datetime | int | None = None
     ) -> ScheduleChange:
-        """Give a task that waits another time; without one it is published now."""
-        return self.sending_template.reschedule(key=task_id, topic=self._topic, delay=countdown, deliver_at=eta)
+        """Give a task that waits another time; without one it is published now.
+
+        Args:
+            countdown: Seconds, as in ``apply_async``, or a duration such as ``"3h"``.
+        """
+        # Celery's own API defines the unit.
+        delay = timedelta(milliseconds=duration_ms(countdown, 1_000)) if is_bare_number(countdown) else countdown
+        return self.sending_template.reschedule(key=task_id, topic=self._topic, delay=delay, deliver_at=eta)
 
     def stop(self) -> None:
         """Stop what this process has started."""

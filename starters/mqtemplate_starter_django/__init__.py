@@ -9,7 +9,7 @@ from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate_starter_django.autoconfiguration import DjangoAutoConfiguration
-    from mqtemplate_starter_django.messages import (
+    from mqtemplate_starter_django.project import (
         application,
         asgi,
         messages,
@@ -50,7 +50,7 @@ __getattr__ = late_import(
                 "template",
                 "wsgi",
             ),
-            "mqtemplate_starter_django.messages",
+            "mqtemplate_starter_django.project",
         ),
     },
 )

@@ -23,7 +23,7 @@ class MQTemplateConfig(AppConfig):  # type: ignore[misc]  # Django has no types
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Report an invalid setting ``MQTEMPLATE`` as ``mqtemplate.E001``. No broker is opened."""
     from mqtemplate.errors import MQTemplateError
-    from mqtemplate_starter_django.messages import read_project, settings_of
+    from mqtemplate_starter_django.project import read_project, settings_of
 
     try:
         settings_of(read_project())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 from taskiq import AckableMessage, AsyncBroker, BrokerMessage
 
 from mqtemplate import ConsumeFromWhere, MessageExt, MQApplication, PauseListener, ScheduleChange, message_listener
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, duration_ms, is_bare_number
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.template import RocketMQTemplate
 
@@ -188,10 +189,7 @@ def _acknowledge(acknowledged: asyncio.Future[None]) -> None:
 
 
 def _delay(label: Any) -> Duration | None:
-    """Return a delay. taskiq turns labels into text, so a text may be a number of seconds."""
-    if not isinstance(label, str):
+    """Return a delay. A number is seconds, as in taskiq's other brokers, which turn labels into text."""
+    if not is_bare_number(label):
         return label  # type: ignore[no-any-return]  # the send checks it
-    try:
-        return float(label)
-    except ValueError:
-        return label
+    return timedelta(milliseconds=duration_ms(label, 1_000))

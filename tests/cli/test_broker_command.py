@@ -28,6 +28,7 @@ from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeade
 from tests.programs import run_python
 from tests.server.process import BrokerProcess
 from tests.server.tool import Tool
+from tests.waiting import PATIENCE_S
 
 SECRET = "a secret that is never shown"
 
@@ -96,7 +97,7 @@ mqtemplate:
         credentials = Credentials(access_key="shop-owner", secret_key=SECRET)
         with Tool(broker.address, credentials) as authenticated:
             authenticated.send("orders")
-        refused = anonymous.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        refused = anonymous.request(RequestCode.GET_BROKER_CONFIG)
         _, output, errors = broker.stop()
 
     assert broker.line.startswith("from-the-file listens on ")
@@ -331,7 +332,7 @@ def test_it_stops_cleanly_with_a_closed_pipe_as_output(tmp_path: Path) -> None:
         broker.process.terminate()
         assert broker.process.stderr is not None
         errors = broker.process.stderr.read()
-        code = broker.process.wait(30)
+        code = broker.process.wait(PATIENCE_S)
         broker.process.stderr.close()
 
     assert code == 0, errors

@@ -213,6 +213,20 @@ def test_there_is_one_worker_at_least(run: Cli) -> None:
     assert "--workers must be 1 or more, got 0" in run.plain("run", "shop:app", "--workers", "0").errors
 
 
+def test_the_stop_timeout_is_a_duration(run: Cli) -> None:
+    result = check(run, "shop:app", "--stop-timeout", "soon")
+
+    assert result.code == 2
+    assert "it must be a duration: '3h', '1h 30m', '250ms'" in " ".join(result.errors.replace("│", " ").split())
+
+
+def test_a_stop_timeout_without_a_unit_is_seconds_and_says_so(run: Cli) -> None:
+    result = check(run, "shop:app", "--stop-timeout", "90")
+
+    assert result.code == 0
+    assert result.errors == "--stop-timeout 90 has no unit and is read as 90 seconds; write --stop-timeout 90s\n"
+
+
 def test_a_folder_to_watch_must_exist(run: Cli) -> None:
     result = run.plain("run", "shop:app", "--reload", "--reload-dir", "nowhere")
 

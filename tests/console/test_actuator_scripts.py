@@ -74,7 +74,7 @@ class Requests:
 
     def send(self, topic: str, count: str, delay: str | None = None) -> None:
         for _ in range(int(count)):
-            options: dict[str, Any] = {} if delay is None else {"delay": int(delay)}
+            options: dict[str, Any] = {} if delay is None else {"delay": delay}
             self._app.template.sync_send(topic, "x", hash_key="same", **options)
 
     def advance(self, span: str) -> None:

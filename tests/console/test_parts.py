@@ -14,7 +14,7 @@ from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
 from mqtemplate.console.messages import _MAX_STREAMS, events
 from mqtemplate.errors import BrokerError, MQTemplateError, RequestTimeoutError
-from mqtemplate.message import Message
+from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations.audit import default_audit_path
 from tests.console.pages import SCRIPT, Shop
 from tests.waiting import eventually
@@ -105,15 +105,32 @@ def test_a_change_empties_the_cache() -> None:
 # --- rates --------------------------------------------------------------------------------------
 
 
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
 def test_rates_are_those_of_the_last_minute() -> None:
     rates = Rates()
     for second in range(0, 100, 10):
-        rates.add(OffsetSample(second * 1_000, {"orders": second * 3}, {"billing": second}))
-    rates.add(OffsetSample(90_500, {"orders": 10_000}))
+        rates.add(OffsetSample(second * 1_000, {"orders": second * 3}, {"billing": {QUEUE: second}}))
+    rates.add(OffsetSample(90_500, {"orders": 10_000}))  # less than a second after the last one
 
     assert rates.stored() == {"orders": 3.0}
     assert rates.consumed() == {"billing": 1.0}
     assert rates.history()[-1] == (90_000, 3.0)
+
+
+def test_the_offset_at_which_a_group_starts_is_no_consumption() -> None:
+    """A new group starts at the end of a queue with 200,000 messages, and then consumes 30."""
+    other = MessageQueue("orders", "broker-a", 1)
+    rates = Rates()
+    rates.add(OffsetSample(0))
+    rates.add(OffsetSample(10_000, consumed={"billing": {QUEUE: 200_000}}))
+    at_the_start = rates.consumed()
+    rates.add(OffsetSample(20_000, consumed={"billing": {QUEUE: 200_000, other: 100_000}}))
+    rates.add(OffsetSample(30_000, consumed={"billing": {QUEUE: 200_020, other: 100_010}}))
+
+    assert at_the_start == {"billing": 0.0}
+    assert rates.consumed() == {"billing": 1.0}
 
 
 def test_a_topic_that_was_created_again_has_no_negative_rate() -> None:

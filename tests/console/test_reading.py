@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtemplate.console.rendering import environment
 from mqtemplate.console.site import time_of
 from mqtemplate.message import Property
 from tests.console.pages import SCRIPT, Shop
@@ -45,6 +46,24 @@ def test_messages_come_in_pages(shop: Shop) -> None:
 
     assert seen == [f"order-{number:03}" for number in range(120)]
     assert address == ""
+
+
+def test_causes_of_dead_letters_are_counted_on_all_pages(shop: Shop) -> None:
+    for number in range(60):
+        shop.send("orders", f"refused {number}".encode())
+    shop.harness.advance("1h")
+
+    page = shop.page("/dead-letters?group=billing")
+
+    assert "Next page" in page.text
+    assert "CardRefusedError · 60" in page.text
+
+
+def test_old_figures_are_shown_with_their_age() -> None:
+    age = environment().get_template("parts.html").module.age  # type: ignore[attr-defined]
+
+    assert "As of 13m ago; newer figures are being read." in age(780.2)
+    assert age(2.0).strip() == ""
 
 
 # --- the delay timeline -------------------------------------------------------------------------

@@ -439,7 +439,7 @@ def test_an_async_test_starts_an_application_on_a_virtual_clock(app_of: AppOf) -
 
     async def test() -> list[str]:
         async with app_of(session, Sleeper, clock=VirtualClock()) as app:
-            await app.template.async_send("orders", "tea", delay=3_600)
+            await app.template.async_send("orders", "tea", delay="1h")
             Harness(app).advance("1h 3s")
             return app.get(Sleeper).found
 

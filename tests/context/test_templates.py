@@ -139,7 +139,7 @@ def test_a_class_is_a_template_with_the_keys_of_its_section() -> None:
 
 
 def test_the_attributes_of_a_class_may_hold_placeholders_and_the_configuration_wins() -> None:
-    @ext_template(name_server="${audit.server}", group="audit", send_message_timeout=9_000, max_message_size=-1)
+    @ext_template(name_server="${audit.server}", group="audit", send_message_timeout="9s", max_message_size=-1)
     class AuditTemplate(RocketMQTemplate): ...
 
     settings = {**IN_MEMORY, "audit.server": "embedded:memory", "rocketmq.templates.audit_template.group": "auditors"}

@@ -46,11 +46,12 @@ def test_a_message_with_a_level_is_stored_in_the_schedule_topic() -> None:
 
 @pytest.mark.feature("G6")
 def test_a_level_above_the_highest_is_stored_as_the_highest() -> None:
-    """It is limited, not refused."""
-    diverted = diverted_or_none(DELAY=99)
+    """With RocketMQ's rule, and for a retry."""
+    for topic, levels in (("orders", DelayLevels.parse(is_clamping=True)), ("%RETRY%billing", DelayLevels.parse())):
+        diverted = divert({"DELAY": "99"}, topic, 3, NOW, levels, TimerLimits())
 
-    assert diverted is not None
-    assert (diverted.queue_id, diverted.properties["DELAY"], diverted.delay_ms) == (17, "18", 7_200_000)
+        assert diverted is not None
+        assert (diverted.queue_id, diverted.properties["DELAY"], diverted.delay_ms) == (17, "18", 7_200_000)
 
 
 def test_a_level_wins_over_every_time() -> None:

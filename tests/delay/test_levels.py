@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.delay.schedule_message_service import level_of_queue
 from mqtemplate.delay.settings import DelayLevels, tags_code_of
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.errors import ConfigurationError, DelayError
 from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.topics import SCHEDULE_TOPIC
@@ -53,9 +53,49 @@ def test_entries_are_separated_by_any_number_of_blanks() -> None:
     assert DelayLevels.parse("  1s   5s\t10s\n") == DelayLevels.parse("1s 5s 10s")
 
 
+# --- levels of messages -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%billing"])
+def test_a_level_of_the_table_is_read(topic: str) -> None:
+    assert [DelayLevels.parse().read(text, topic) for text in ("0", "1", "18")] == [0, 1, 18]
+
+
+@pytest.mark.parametrize("level", ["4", "99", "9" * 18])
+def test_the_error_for_a_level_that_the_table_does_not_have_says_what_to_do(level: str) -> None:
+    with pytest.raises(DelayError) as refused:
+        DelayLevels.parse("1s 10s 2h").read(level, "orders")
+
+    assert str(refused.value) == (
+        f"the delay level must be 0..3 (1=1s 2=10s 3=2h), got {level}; 0 means no delay, for other delays pass delay= "
+        "or deliver_at=, for a longer table set mqtemplate.broker.message-delay-level, and for RocketMQ's rule, which "
+        "takes the highest level instead, mqtemplate.broker.clamp-delay-level=true"
+    )
+
+
+@pytest.mark.parametrize("is_clamping", [False, True])
+@pytest.mark.parametrize("topic", ["orders", "%RETRY%billing"])
+def test_a_negative_level_and_a_text_that_is_no_number_are_always_refused(topic: str, is_clamping: bool) -> None:
+    levels = DelayLevels.parse("1s 10s", is_clamping=is_clamping)
+
+    with pytest.raises(DelayError) as refused:
+        levels.read("-1", topic)
+    assert str(refused.value) == (
+        "the delay level must be 0..2 (1=1s 2=10s), got -1; 0 means no delay, for other delays pass delay= or "
+        "deliver_at="
+    )
+    with pytest.raises(DelayError, match="property DELAY is 'soon', expected a whole number"):
+        levels.read("soon", topic)
+
+
 @pytest.mark.feature("G6")
-def test_a_level_above_the_highest_is_the_highest() -> None:
-    assert DelayLevels.parse().clamp(99) == 18
+def test_with_rocketmqs_rule_a_level_above_the_highest_is_the_highest() -> None:
+    assert DelayLevels.parse("1s 10s", is_clamping=True).read("99", "orders") == 2
+
+
+def test_the_level_of_a_retry_is_limited_in_any_case() -> None:
+    """It follows from the number of retries, and the application does not choose it."""
+    assert DelayLevels.parse("1s 10s").read("19", "%RETRY%billing") == 2
 
 
 @pytest.mark.feature("F11")

@@ -17,7 +17,6 @@ from tests.docs.fences import DOCS
 SHADOWED = {
     # a module of the same name stands in the package: the path has both
     "mqtemplate.template.transactions.transaction_listener": "mqtemplate.transaction_listener",
-    "mqtemplate_starter_django.messages.messages": "mqtemplate_starter_django.messages",
 }
 COMPLETE = (
     "mqtemplate",

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from mqtemplate.engine.checkers import GroupChecker
 from mqtemplate.message import HostAddress, MessageExt
 from mqtemplate.results import TransactionState
+from tests.waiting import PATIENCE_S
 
 HOST = HostAddress("127.0.0.1", 10911)
 COMMIT, UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
@@ -63,20 +64,20 @@ def test_a_check_is_dropped_and_logged_if_too_many_wait() -> None:
 
     def check(message: MessageExt) -> TransactionState:
         started.set()
-        assert go_on.wait(30)
+        assert go_on.wait(PATIENCE_S)
         bodies.append(message.body)
         return COMMIT
 
     checker = GroupChecker("shop", check, threads=1, max_waiting=1, on_close=lambda closed: None)
     checker.submit(message(b"runs"), lambda state, remark: None)
-    assert started.wait(30)
+    assert started.wait(PATIENCE_S)
     answered = threading.Event()
     checker.submit(message(b"waits"), lambda state, remark: answered.set())
     with capture_logs() as logs:
         checker.submit(message(b"dropped"), lambda state, remark: None)
     go_on.set()
 
-    assert answered.wait(30)
+    assert answered.wait(PATIENCE_S)
     checker.close()
     assert bodies == [b"runs", b"waits"]
     assert [entry["event"] for entry in logs] == ["transaction.check_dropped"]

@@ -117,3 +117,23 @@ class Clients(RuleBasedStateMachine):
 
 Clients.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestClients = Clients.TestCase
+
+
+def test_the_retry_topic_of_the_group_is_no_different_subscription() -> None:
+    """Java's consumers list it in their heartbeats, and consumers of other clients do not."""
+    registry, clock = ClientRegistry(VirtualClock()), VirtualClock()
+    one, other = (
+        ConnectionChannel(RecordingConnection(), name, "JAVA", 1, clock.now_ms(), None, BROKER)  # type: ignore[arg-type]
+        for name in ("one", "other")
+    )
+    with_retry = ConsumerData(
+        group_name="billing", subscription_data_set=[subscription("orders"), subscription("%RETRY%billing")]
+    )
+    without = ConsumerData(group_name="billing", subscription_data_set=[subscription("orders")])
+    registry.register_consumer(with_retry, one)
+
+    assert registry.difference(without, "other") is None
+    registry.register_consumer(without, other)
+    assert registry.difference(with_retry, "one") is None
+    different = ConsumerData(group_name="billing", subscription_data_set=[subscription("invoices")])
+    assert "one to orders:*" in (registry.difference(different, "third") or "")

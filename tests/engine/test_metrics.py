@@ -59,7 +59,7 @@ def test_the_counters_agree_with_the_store(broker: EmbeddedBroker, seed: int) ->
         broker.delayed.cancel(delayed[0])
         broker.delayed.reschedule(delayed[1], broker.clock.now_ms())
         broker.delayed.reschedule(delayed[2], broker.clock.now_ms() + HOUR_MS)
-        harness.advance(chance.randrange(90_000))
+        harness.advance(f"{chance.randrange(90_000)}ms")
 
         left = broker.delayed.count_pending(PendingQuery()).total
         stored = sum(
@@ -84,7 +84,7 @@ def test_the_lag_is_the_time_from_the_deliver_time_to_the_delivery(tmp_path: Pat
     clock = VirtualClock()
     with EmbeddedBroker(tmp_path, SETTINGS, clock) as broker:
         broker.sends.send(Message("orders", b"x", {"DELAY": "1"}))
-        Harness(broker).advance(1_000)
+        Harness(broker).advance("1s")
         on_time = times(broker, "delay.lag_ms")
         broker.sends.send(Message("orders", b"x", {"TIMER_DELAY_MS": "1000"}))
     clock.move_ms(61_000)

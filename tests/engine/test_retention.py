@@ -13,13 +13,14 @@ from structlog.testing import capture_logs
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError
+from mqtemplate.errors import ConfigurationError, OffsetOutOfRangeError, SendError, StoreFullError
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.cleaning import CleaningService
+from mqtemplate.store.disk_space import DiskWatch
 from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.testing import Harness
-from tests.store.small_store import NothingPending
+from tests.store.small_store import NothingPending, used
 
 pytestmark = pytest.mark.usefixtures("utc")  # delete hours are local time
 
@@ -58,15 +59,15 @@ def delete(broker: EmbeddedBroker, files: int) -> None:
     """Delete the first files of the log, as on a disk that is nearly full."""
     cleaning = broker.store.cleaning
     cleaning.load(NothingPending())
-    cleaning.disk_used_ratio = lambda: 0.88
+    broker.store.disk.read = lambda: used(0.88)
     for _ in range(files):
         cleaning.clean()
-    cleaning.disk_used_ratio = None
+    broker.store.disk.read = lambda: None
     cleaning.clean()
 
 
 def fill_disk(broker: EmbeddedBroker) -> None:
-    broker.store.cleaning.disk_used_ratio = lambda: 0.95
+    broker.store.disk.read = lambda: used(0.95)
     broker.store.cleaning.clean()
 
 
@@ -213,7 +214,9 @@ def test_consumer_and_producer_work_while_files_are_deleted(tmp_path: Path) -> N
     count = 2_000
     settings = dataclasses.replace(SMALL, flush_disk_type=FlushDiskType.ASYNC_FLUSH, mapped_file_size_consume_queue=200)
     with EmbeddedBroker(tmp_path, settings) as broker, ThreadPoolExecutor(1) as pool:
-        cleaning = CleaningService(broker.store, lambda: 0.88)  # a second service, which this thread steps
+        cleaning = CleaningService(broker.store)  # a second service, which this thread steps
+        cleaning.disk = DiskWatch(broker.store)
+        cleaning.disk.read = lambda: used(0.88)
         cleaning.load(NothingPending())
         consumer = join(broker)
         assert consumer.poll(20) == []  # so its position is now the first message
@@ -263,11 +266,12 @@ def test_messages_that_are_due_on_a_full_disk_are_delivered_when_there_is_space(
     with capture_logs() as logs:
         harness.advance("5s")
     while_full = broker.reader.max_offset(ORDERS)
-    broker.store.cleaning.disk_used_ratio = lambda: 0.5
+    broker.store.disk.read = lambda: used(0.5)
     harness.advance("11s")  # until the next check of the disk and the next attempt
 
     assert while_full == 0
-    assert {line["service"] for line in logs if line["event"] == "release.stalled"} == {"delay.schedule", "delay.timer"}
+    stalled = [line["service"] for line in logs if line["event"] == "release.stalled"]
+    assert sorted(stalled) == ["delay.schedule", "delay.timer"], "each service fails each second, and says so once"
     assert numbers(list(broker.reader.pull(ORDERS, 0).messages)) == [1, 2]
 
 
@@ -278,7 +282,7 @@ def test_messages_that_are_due_on_a_full_disk_do_not_keep_their_file(tmp_path: P
         broker.sends.send(Message("later", b"2", {"TIMER_DELAY_MS": "1500"}))
         send(broker, 6)
         harness = Harness(broker)
-        broker.store.cleaning.disk_used_ratio = lambda: 0.95 if broker.store.start_offset == 0 else 0.5
+        broker.store.disk.read = lambda: used(0.95 if broker.store.start_offset == 0 else 0.5)
         broker.store.cleaning.load(None)
         broker.store.cleaning.clean()
         harness.advance("5s")
@@ -290,6 +294,20 @@ def test_messages_that_are_due_on_a_full_disk_do_not_keep_their_file(tmp_path: P
         assert waited == 0
         assert broker.store.start_offset == FILE
         assert sorted(numbers(list(broker.reader.pull(LATER, 0).messages))) == [1, 2]
+
+
+def test_a_service_that_fails_for_the_disk_is_reported_without_a_stack(broker: EmbeddedBroker) -> None:
+    """The text has the cause and what to do. An error that nobody expects has its stack."""
+    [service, *_] = broker.services()
+
+    with capture_logs() as logs:
+        broker.store.report(service, StoreFullError("no room on the disk"), 3)
+        broker.store.report(service, ValueError("a mistake"), 0)
+
+    known, unknown = logs
+    assert (known["event"], known["reason"], known["repeated"]) == ("service.failed", "no room on the disk", 3)
+    assert "exc_info" not in known
+    assert isinstance(unknown["exc_info"], ValueError)
 
 
 # --- the broker -------------------------------------------------------------------------------------

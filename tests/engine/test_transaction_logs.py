@@ -25,7 +25,7 @@ def test_a_silent_producer_writes_a_few_lines_and_their_number() -> None:
         broker.sends.send_half(Message("orders", b"%d" % number), "shop")
 
     with capture_logs() as events:
-        Harness(broker).advance(200_000)
+        Harness(broker).advance("200s")
     broker.close()
 
     written = [event for event in events if event["event"].startswith("transaction.")]

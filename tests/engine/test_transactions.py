@@ -29,6 +29,7 @@ from mqtemplate.testing import Harness, messages_in
 from mqtemplate.topics import HALF_TOPIC
 from tests.store.faulty_disk import FaultyDisk, never, once
 from tests.store.small_store import kill
+from tests.waiting import PATIENCE_S
 
 SMALL = EmbeddedSettings(
     mapped_file_size_commit_log=1 << 16, mapped_file_size_consume_queue=2_000, max_message_size=1 << 14
@@ -113,7 +114,7 @@ def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
 
     def check(message: MessageExt) -> TransactionState:
         names.put(threading.current_thread().name)
-        assert go_on.wait(10)
+        assert go_on.wait(PATIENCE_S)
         return COMMIT
 
     with EmbeddedBroker(None, quick, SystemClock()) as broker:
@@ -121,10 +122,10 @@ def test_on_a_system_clock_a_checker_runs_in_its_own_thread() -> None:
         broker.store.watch("orders", lambda: delivered.put(None))
         broker.transactions.check_transactions(GROUP, check)
         send_half(broker)
-        name = names.get(timeout=10)
+        name = names.get(timeout=PATIENCE_S)
         broker.sends.send(Message("others", b"another"))
         go_on.set()
-        delivered.get(timeout=10)
+        delivered.get(timeout=PATIENCE_S)
         found = bodies(broker)
 
     assert name.startswith("mqtemplate-check-shop")
@@ -351,7 +352,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 7, 31, 100]))
     def wait(self, seconds: int) -> None:
-        self.harness.advance(seconds * 1_000)
+        self.harness.advance(f"{seconds}s")
 
     @rule()
     def restart(self) -> None:

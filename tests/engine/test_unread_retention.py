@@ -16,7 +16,9 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.store.files.store_files import DiskUsage
 from mqtemplate.testing import Harness
+from tests.store.small_store import used as used_space
 
 pytestmark = pytest.mark.usefixtures("utc")  # delete hours are local time
 
@@ -315,7 +317,7 @@ def test_without_a_time_of_their_own_dead_letters_are_deleted_with_other_message
 def fill_disk(broker: EmbeddedBroker, used: float) -> list[EventDict]:
     """Let the cleaning run once with this used part of the disk."""
     cleaning = broker.store.cleaning
-    cleaning.disk_used_ratio = lambda: used
+    broker.store.disk.read = lambda: used_space(used)
     with capture_logs() as logs:
         cleaning.clean()
     return logs
@@ -357,35 +359,55 @@ def test_a_disk_that_fills_warns_first_and_then_deletes_the_oldest_files(
     assert kept == 0
     assert [(line["event"], line["file"]) for line in read] == [("store.file_deleted", f"{0:020d}")]
     lost = [
-        (line["file"], line["group"], line["topic"], line["messages"])
-        for line in events(unread, "store.unread_deleted")
+        (line["file"], line["messages"], line["topics"], line["unread"])
+        for line in events(unread, "store.messages_deleted")
     ]
     assert lost == [
-        (f"{FILE:020d}", "billing", "orders", 1),
-        (f"{2 * FILE:020d}", "billing", "orders", 3),
+        (f"{FILE:020d}", 3, "orders: 3", "1 of orders by billing"),
+        (f"{2 * FILE:020d}", 3, "orders: 3", "3 of orders by billing"),
     ]
-    (first, _) = events(unread, "store.unread_deleted")
-    assert (first["log_level"], first["used"], first["limit"]) == ("warning", 0.86, 0.85)
+    (first, _) = events(unread, "store.messages_deleted")
+    assert (first["log_level"], first["used"], first["limit"]) == ("error", 0.86, 0.85)
+    assert (first["first"], first["last"]) == ("2026-01-01 00:00:00", "2026-01-01 00:00:00")
     assert first["hint"] == (
-        "the disk is full: free space, or let the group consume, before more of its messages are deleted"
+        "the disk is full, so messages are deleted before file-reserved-time; free space, or let the groups consume, "
+        "before more are deleted; to refuse new messages instead, set clean-file-forcibly-enable to false"
     )
     assert [line["event"] for line in full] == ["store.messages_refused"]
     assert {line["event"] for line in after} == {"store.messages_accepted", "store.disk_has_space"}
     metrics = broker.metrics.snapshot()
     assert metrics["store.unread_deleted{group=billing,topic=orders}"] == 4
+    assert metrics["store.forcibly_deleted"] == 6
     assert metrics["store.disk_near_limit"] == 0
 
 
 def test_a_large_disk_warns_before_its_last_gigabytes(broker: EmbeddedBroker) -> None:
     """The limits count only while the disk has space for few files. The warning counts earlier."""
-    cleaning = type(broker.store.cleaning)(broker.store, lambda: 0.0, lambda: 0.99)
+    broker.store.disk.read = lambda: DiskUsage(used=10_000 * FILE, free=20 * FILE)
 
     with capture_logs() as logs:
-        cleaning.clean()
-        cleaning.clean()
+        broker.store.cleaning.clean()
+        broker.store.cleaning.clean()
 
     assert [line["event"] for line in logs] == ["store.disk_nearly_full"]
-    assert cleaning.is_near_limit
+    assert broker.store.cleaning.is_near_limit
+
+
+def test_messages_without_a_known_group_are_deleted_with_an_error_that_counts_them(broker: EmbeddedBroker) -> None:
+    """No group says that they are unread, so the topics have to be named."""
+    send(broker, range(2))
+    send(broker, range(2), "payments")
+
+    logs = fill_disk(broker, 0.86)
+
+    (line,) = events(logs, "store.messages_deleted")
+    assert (line["log_level"], line["messages"], line["topics"], line["unread"]) == (
+        "error",
+        3,
+        "orders: 2, payments: 1",
+        "none by a known group",
+    )
+    assert broker.metrics.snapshot()["store.forcibly_deleted"] == 3
 
 
 def test_without_forcible_cleaning_the_warning_names_what_happens(tmp_path: Path, clock: VirtualClock) -> None:

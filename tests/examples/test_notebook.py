@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from tests.docs.fences import fences
+from tests.waiting import PATIENCE_S
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.timeout(180),
 ]
-manager = pytest.importorskip("jupyter_client.manager", reason="no kernel: pip install ipykernel")
-pytest.importorskip("ipykernel", reason="no kernel: pip install ipykernel")
+manager = pytest.importorskip("jupyter_client.manager", reason="no kernel, which is in the extra test: make setup")
+pytest.importorskip("ipykernel", reason="no kernel, which is in the extra test: make setup")
 
 PAGE = Path(__file__).parents[2] / "docs" / "notebooks.md"
-_TIMEOUT_S = 60
 
 
 class Kernel:
@@ -40,13 +40,13 @@ class Kernel:
         request = self.client.session.msg("execute_request", content, metadata={"cellId": cell})
         self._cells[request["header"]["msg_id"]] = cell
         self.client.shell_channel.send(request)
-        reply = self.client.get_shell_msg(timeout=_TIMEOUT_S)
+        reply = self.client.get_shell_msg(timeout=PATIENCE_S)
         assert reply["content"]["status"] == "ok", reply["content"]
 
     def wait_for_output(self, cell: str, text: str) -> None:
         """Wait until a text is in the output of a cell."""
         while text not in self.output[cell]:
-            message = self.client.get_iopub_msg(timeout=_TIMEOUT_S)
+            message = self.client.get_iopub_msg(timeout=PATIENCE_S)
             if message["msg_type"] == "stream":
                 self.output[self._cells[message["parent_header"]["msg_id"]]] += message["content"]["text"]
 
@@ -63,7 +63,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def test_a_listener_prints_in_the_cell_of_its_application_also_after_the_cell_ran_again(kernel: Kernel) -> None:
-    define, send = [block.text for block in fences(PAGE) if block.language == "python"][:2]
+    define, send = [block.text for block in fences(PAGE) if block.language == "python"]
 
     kernel.run("define", define)
     kernel.run("send", send)

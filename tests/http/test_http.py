@@ -20,7 +20,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import asgi_application, wsgi_application
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.http.server import HttpServer
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 class Echo:
@@ -268,7 +268,7 @@ def test_an_urgent_request_is_served_while_all_handlers_work() -> None:
     def handler(request: HttpRequest) -> HttpResponse:
         if request.path == "/slow":
             working.release()
-            release.wait(60)
+            release.wait(PATIENCE_S)
         return HttpResponse(200, b"done")
 
     log = get_logger("mqtemplate.tests")
@@ -283,7 +283,7 @@ def test_an_urgent_request_is_served_while_all_handlers_work() -> None:
             for _ in range(2):
                 client = stack.enter_context(closing(socket.create_connection(address, timeout=30)))
                 client.sendall(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n")
-                assert working.acquire(timeout=60)
+                assert working.acquire(timeout=PATIENCE_S)
             health = exchange(server, b"GET /health/readiness HTTP/1.1\r\nHost: a\r\n\r\n")
             other = exchange(server, b"GET /other HTTP/1.1\r\nHost: a\r\n\r\n")
             release.set()
@@ -424,7 +424,7 @@ class Stream(Iterator[bytes]):
         self._runs = True
         self._entered.set()
         if self._wait is not None:
-            self._wait.wait(60)
+            self._wait.wait(PATIENCE_S)
         self._runs = False
         return b"part"
 
@@ -508,7 +508,7 @@ def test_a_cancelled_asgi_request_closes_its_stream(moment: str) -> None:
     def handler(request: HttpRequest) -> HttpResponse:
         if moment == "handler":
             entered.set()
-            release.wait(60)
+            release.wait(PATIENCE_S)
         return HttpResponse(200, Stream(closed, release if moment == "part" else None, entered), "text/event-stream")
 
     async def cancelled() -> None:

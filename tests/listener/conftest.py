@@ -94,8 +94,8 @@ class App:
         """Do everything that is due now."""
         self.harness.run_until_idle()
 
-    def advance(self, milliseconds: int) -> None:
-        self.harness.advance(milliseconds)
+    def advance(self, span: str) -> None:
+        self.harness.advance(span)
 
     def committed(self, group: str, topic: str = "orders", queue_id: int = 0) -> int | None:
         return self.broker.groups.committed_offset(group, MessageQueue(topic, self.broker.name, queue_id))

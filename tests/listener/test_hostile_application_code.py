@@ -35,7 +35,7 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from mqtemplate.user_code import is_interrupt
 from tests.kit import application, both_kinds, handler_of
 from tests.listener.hostile import ATTEMPTS, KINDS, Panic, Raise, WithoutAnything
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
@@ -108,7 +108,7 @@ def settle(
     container = app.listen(shop.listener(mode, is_async=is_async, **attributes))
     install()
     app.send("orders", kind, "good", "better")
-    app.advance(1_000)
+    app.advance("1s")
 
     expected = attempts_of(kind, mode) if calls is None else calls
     assert shop.calls == Counter({kind: expected, "good": 1, "better": 1})
@@ -237,7 +237,7 @@ def test_whatever_a_provider_raises_fails_the_message(app: App, error: str, is_a
     handler: Any = handle_async if is_async else handle
     container = app.listen(message_listener("orders", "billing", max_reconsume_times=0)(handler))
     app.send("orders", "before", "after", "good", tag=error)
-    app.advance(1_000)
+    app.advance("1s")
 
     assert app.bodies(DEAD_LETTERS) == ["before", "after"]
     assert calls == ["after", "good"]
@@ -259,9 +259,9 @@ def test_ctrl_c_ends_the_step_and_loses_no_message(app: App, mode: str, is_async
 
     app.send("orders", "good", "better")
     with pytest.raises(KeyboardInterrupt):
-        app.advance(1_000)
+        app.advance("1s")
     before = app.committed("billing")
-    app.advance(10_000)
+    app.advance("10s")
 
     assert before in (None, 0)
     assert shop.calls["good"] in (1, 2)
@@ -327,7 +327,7 @@ def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, 
         handled.append(body)
         if body == "bad":
             started.set()
-            release.wait(60)
+            release.wait(PATIENCE_S)
 
     async def handle_async(body: str) -> None:
         await asyncio.to_thread(handle, body)
@@ -341,7 +341,7 @@ def test_a_hanging_handler_is_replaced_though_logging_raises(threaded_app: App, 
     try:
         container = threaded_app.listen(listener(handler), consume_timeout_ms=100)
         threaded_app.send("orders", "bad", "good")
-        assert started.wait(60)
+        assert started.wait(PATIENCE_S)
         eventually(lambda: "good" in handled, "another thread handles the next message")
         eventually(lambda: threaded_app.bodies(DEAD_LETTERS) == ["bad"], "the hanging one is a dead letter")
         assert container.state is ContainerState.RUNNING

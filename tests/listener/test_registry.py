@@ -171,8 +171,8 @@ def test_a_failed_fetch_is_reported_and_retried(app: App, monkeypatch: pytest.Mo
     monkeypatch.setattr(container.member.consumer, "poll", failing_poll)
     app.send("orders", "x")
     with capture_logs() as logs:
-        app.advance(5_000)
+        app.advance("5s")
 
     assert received == ["x"]
     assert tries[:3] == [0, 1_000, 2_000]
-    assert [event["event"] for event in logs if event["log_level"] == "warning"] == ["listener.poll_failed"] * 2
+    assert [event["event"] for event in logs if event["log_level"] == "warning"] == ["listener.poll_failed"]

@@ -28,7 +28,7 @@ from mqtemplate import (
     VirtualClock,
 )
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
-from mqtemplate.durations import duration_ms, format_ms
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import BrokerError, ConfigurationError, ListenerError, SendError, UnsupportedError
 from mqtemplate.listener import BatchFailure, ConsumeStatus, ListenerContainer, current_messages, message_listener
 from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -206,7 +206,7 @@ class Commands:
 
     def advance(self, span: str) -> list[str]:
         """Let time pass."""
-        self._app.advance(duration_ms(span))
+        self._app.advance(span)
         return self._printed()
 
     def committed(self, group: str = "billing", topic: str = "orders") -> list[str]:

@@ -44,7 +44,7 @@ SENT = (
 def test_prometheus_reads_all_values(observe: Observe) -> None:
     observed = observe(bill)
     for _ in range(3):
-        observed.app.template.sync_send("orders", "x", delay=5)
+        observed.app.template.sync_send("orders", "x", delay="5s")
     observed.harness.advance("1m")
 
     found = values(prometheus_text(observed.observability.metrics))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate import MQApplication, RocketMQTemplate, VirtualClock, message_listener
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
 from mqtemplate.converters.readable import time_text
-from mqtemplate.errors import StoreError
+from mqtemplate.errors import SendError, StoreError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.observability import ComponentHealth, HealthChecks, HealthSettings, Observability, Status, broker_checks
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles
+from mqtemplate.store.files.store_files import DiskUsage
 from mqtemplate.testing import Harness
+from tests.store.faulty_disk import FaultyDisk, never
 from tests.waiting import eventually
 
 from .conftest import Observe
@@ -64,9 +69,62 @@ def test_a_full_disk_is_down(tmp_path_factory: pytest.TempPathFactory) -> None:
             checks = broker_checks(broker, HealthSettings(max_disk_used_percent=percent))
             return HealthChecks(checks, is_virtual=True).read().components["diskSpace"]
 
-        broker.store.cleaning.disk_used_ratio = lambda: 0.7
+        broker.store.disk.read = lambda: DiskUsage(used=7_000_000, free=3_000_000)
         assert (read(70).status, read(69).status) == (Status.UP, Status.DOWN)
-        assert read(69).details == {"path": str(folder), "usedPercent": 70.0, "allowedPercent": 69}
+        assert read(69).details == {
+            "path": str(folder),
+            "allowedPercent": 69,
+            "usedPercent": 70.0,
+            "freeBytes": 3_000_000,
+            "limitFreeBytes": 1_500_000,
+            "storeBytes": read(69).details["storeBytes"],
+        }
+
+
+def test_the_figures_of_a_disk_with_space_are_true(tmp_path: Path) -> None:
+    """16 more files of the log fit, so no limit counts; that must not look like an empty disk."""
+    terabyte = 1 << 40
+    with EmbeddedBroker(tmp_path) as broker:
+        broker.sends.send(Message("orders", b"x"))
+        broker.store.disk.read = lambda: DiskUsage(used=96 * terabyte, free=4 * terabyte)
+
+        disk = HealthChecks(broker_checks(broker, HealthSettings()), is_virtual=True).read().components["diskSpace"]
+        metrics = broker.metrics.snapshot()
+
+    assert (disk.status, disk.details["usedPercent"], disk.details["freeBytes"]) == (Status.UP, 96.0, 4 * terabyte)
+    assert (metrics["store.disk_used"], metrics["store.disk_free"]) == (0.96, 4 * terabyte)
+    assert metrics["store.disk_limit_free"] == 16 * (64 << 20)
+    assert isinstance(metrics["store.size"], int)
+    assert metrics["store.size"] > 0
+
+
+def test_health_is_down_while_the_disk_has_no_space_for_messages(tmp_path: Path) -> None:
+    """From the first send that fails, with the cause and what helps, until one succeeds."""
+    disk = FaultyDisk()
+    store_files = FolderStoreFiles(tmp_path, disk)
+    with EmbeddedBroker(tmp_path, clock=VirtualClock(), store_files=store_files) as broker:
+        broker.create_topic("orders")
+        checks = HealthChecks(broker_checks(broker, HealthSettings()), is_virtual=True)
+        broker.store.disk.read = lambda: DiskUsage(used=7_000_000, free=3_000_000)
+        disk.judge = lambda number, kind: errno.ENOSPC if kind == "allocate" else 0
+        with capture_logs() as logs:
+            for _ in range(3):
+                with pytest.raises(SendError, match="no room on the disk"):
+                    broker.sends.send(Message("orders", b"x"))
+        down = checks.read()
+        refusing = broker.metrics.snapshot()["store.refusing"]
+        disk.judge = never
+        broker.sends.send(Message("orders", b"x"))
+        up, accepting = checks.read(), broker.metrics.snapshot()["store.refusing"]
+
+    assert [line["event"] for line in logs] == ["store.messages_refused"]
+    assert logs[0]["log_level"] == "error"
+    for name in ("flush", "diskSpace"):
+        assert down.components[name].status is Status.DOWN
+        assert "no room on the disk" in str(down.components[name].details["error"])
+        assert "free space there" in str(down.components[name].details["error"])
+    assert (refusing, accepting) == (1, 0)
+    assert up.status is Status.UP
 
 
 @pytest.mark.feature("14.3")
@@ -89,7 +147,7 @@ def test_a_lag_beyond_the_threshold_is_down(observe: Observe) -> None:
 def test_a_late_delivery_is_down_for_a_minute_or_two(observe: Observe) -> None:
     observed = observe(bill, management__health__max_lateness_ms="20s")
     [container] = observed.app.containers
-    observed.app.template.sync_send("orders", "x", delay=1)
+    observed.app.template.sync_send("orders", "x", delay="1s")
     container.pause()
     observed.harness.advance("31s")
     container.resume()

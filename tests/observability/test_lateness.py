@@ -36,7 +36,7 @@ def causes_of(deliveries: list[LateDelivery]) -> dict[Cause, int]:
 
 def test_a_delivery_on_time_is_not_late(observe: Observe) -> None:
     observed = observe(bill, management__lateness__threshold_ms=1)
-    observed.app.template.sync_send("orders", "x", delay=5)
+    observed.app.template.sync_send("orders", "x", delay="5s")
     observed.harness.advance("10s")
 
     [late] = observed.samples("lateness.delivery_ms").values()
@@ -68,7 +68,7 @@ def test_a_backlog_of_the_broker_is_found(observe: Observe) -> None:
     """The broker runs, but its delay services are not stepped for 30 seconds: as if they had too much to do."""
     clock = VirtualClock()
     observed = observe(bill, clock=clock)
-    observed.app.template.sync_send("orders", "x", delay=5)
+    observed.app.template.sync_send("orders", "x", delay="5s")
     observed.harness.advance("1s")
     clock.move_ms(34 * SECOND)
     observed.harness.advance("1s")
@@ -84,7 +84,7 @@ def test_a_rate_limit_is_found(observe: Observe) -> None:
     with broker:
         observed = observe(bill, broker, clock=clock, management__lateness__threshold_ms=0)
         for _ in range(20):
-            observed.app.template.sync_send("orders", "x", delay=5)
+            observed.app.template.sync_send("orders", "x", delay="5s")
         observed.harness.advance("40s")
         recent = observed.observability.lateness.recent()
 
@@ -96,7 +96,7 @@ def test_a_consumer_that_does_not_fetch_is_found(observe: Observe) -> None:
     """The listener is paused for half a minute after the message was due."""
     observed = observe(bill)
     [container] = observed.app.containers
-    observed.app.template.sync_send("orders", "x", delay=5)
+    observed.app.template.sync_send("orders", "x", delay="5s")
     observed.harness.advance("1s")
     container.pause()
     observed.harness.advance("34s")
@@ -117,7 +117,7 @@ def test_a_slow_handler_is_found(observe: Observe) -> None:
 
     observed = observe(slow, clock=clock)
     for _ in range(10):
-        observed.app.template.sync_send("orders", "x", delay=5)
+        observed.app.template.sync_send("orders", "x", delay="5s")
     observed.harness.advance("60s")
     recent = observed.observability.lateness.recent()
 
@@ -153,7 +153,7 @@ def test_a_late_delivery_is_logged_with_its_causes(observe: Observe, caplog: pyt
     observed = observe(bill, management__lateness__threshold_ms="20s")
     [container] = observed.app.containers
     container.pause()
-    for delay in (5, 25):
+    for delay in ("5s", "25s"):
         observed.app.template.sync_send("orders", "x", delay=delay)
     observed.harness.advance("30s")
     container.resume()
@@ -168,7 +168,7 @@ def test_the_worst_lateness_is_that_of_the_last_minutes(observe: Observe) -> Non
     observed = observe(bill)
     [container] = observed.app.containers
     container.pause()
-    observed.app.template.sync_send("orders", "x", delay=1)
+    observed.app.template.sync_send("orders", "x", delay="1s")
     observed.harness.advance("31s")
     container.resume()
     observed.harness.advance("1s")
@@ -185,7 +185,7 @@ def test_a_batch_handler_records_each_message(observe: Observe) -> None:
 
     observed = observe(bill_all)
     for _ in range(3):
-        observed.app.template.sync_send("orders", "x", delay=5)
+        observed.app.template.sync_send("orders", "x", delay="5s")
     observed.harness.advance("10s")
 
     [late] = observed.samples("lateness.delivery_ms").values()

@@ -98,7 +98,7 @@ def test_lag_and_state_of_listeners_are_read(observe: Observe) -> None:
 
 def test_pending_messages_are_counted_by_horizon_topic_and_level(observe: Observe) -> None:
     observed = observe(management__metrics__pending_interval_ms=0)
-    for delay in (30, 3_000, 3_000, 864_000):
+    for delay in ("30s", "50m", "50m", "10d"):
         observed.app.template.sync_send("orders", "x", delay=delay)
     observed.app.template.sync_send("orders", "x", delay_level=3)
     observed.harness.advance("1ms")
@@ -112,7 +112,7 @@ def test_pending_messages_are_counted_by_horizon_topic_and_level(observe: Observ
 def test_pending_messages_are_not_counted_at_each_scrape(observe: Observe) -> None:
     observed = observe(management__metrics__pending_interval_ms="30s")
     assert observed.samples("delay.pending")["1h",] == 0
-    observed.app.template.sync_send("orders", "x", delay=3_000)
+    observed.app.template.sync_send("orders", "x", delay="50m")
     observed.harness.advance("10s")
     assert observed.samples("delay.pending")["1h",] == 0
     observed.harness.advance("20s")

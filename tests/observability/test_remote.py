@@ -37,7 +37,7 @@ def test_context_lag_and_lateness_cross_the_wire(free_server: tuple[RemoteBroker
     registry = ListenerRegistry(broker, JsonMessageConverter(), observation=observed)
     registry.register(bill)
     observed.watch(registry)
-    RocketMQTemplate(broker, observation=observed).sync_send("orders", "x", delay=0.2)
+    RocketMQTemplate(broker, observation=observed).sync_send("orders", "x", delay="200ms")
     broker.sends.send(
         Message("orders", b"x", {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"})
     )

@@ -85,7 +85,7 @@ def test_the_context_travels_from_the_send_through_the_delay_to_the_handler(
     with traced.start(broker, bill) as app:
         harness = Harness(app)
         with traced.tracer.start_as_current_span("checkout"):
-            result = app.template.sync_send("orders:paid", "x", delay=3_600, keys="4466")
+            result = app.template.sync_send("orders:paid", "x", delay="1h", keys="4466")
         harness.advance("2h")
 
     checkout, send, process = traced.span("checkout"), traced.span("send orders"), traced.span("process orders")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.broker import ConsumerSpec
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
 from mqtemplate.errors import MessageError, StoreLockedError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations import (
@@ -23,7 +23,7 @@ from mqtemplate.operations import (
 )
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from tests.operations.brokers import access_of, fill
+from tests.operations.brokers import access_of, create_dead_letters, fill, server
 
 # --- topics -------------------------------------------------------------------------------------
 
@@ -58,6 +58,23 @@ def test_connected_members_and_their_subscriptions_are_listed(kind: str, tmp_pat
         ("orders", "paid", "TAG"),
         ("reminders", "number > 3", "SQL92"),
     ]
+
+
+def test_a_server_lists_the_groups_of_an_embedded_broker_that_had_its_folder(tmp_path: Path) -> None:
+    """An embedded broker stores their offsets only; no member has connected to the server yet."""
+    with EmbeddedBroker(tmp_path / "store") as owner:
+        fill(owner)
+        create_dead_letters(owner)
+
+    with server(tmp_path) as settings, RemoteBroker(settings) as client:
+        admin = client.admin()
+        group = admin.group("billing")
+        names = admin.group_names()
+        forget_group(BrokerAccess(client), "billing")
+
+        assert names == ["billing"]
+        assert (group.members, group.lag) == ((), 4)
+        assert admin.group_names() == []
 
 
 # --- offsets ------------------------------------------------------------------------------------

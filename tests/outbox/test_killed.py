@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.outbox.postgres import binaries
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, run_python
 
 
 @pytest.mark.slow
@@ -23,14 +19,7 @@ def test_every_effect_happens_once_while_both_sides_are_killed(database: str) ->
     if database == "postgresql" and binaries() is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.effect_once", "5", "7", database],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_python(ROOT, "-m", "bench.effect_once", "5", "7", database)
 
     assert done.returncode == 0, done.stdout + done.stderr
     counts = dict(re.findall(r"^  (.+?)  +(\d+) ", done.stdout, re.MULTILINE))

@@ -257,8 +257,8 @@ def test_a_relay_stops_also_while_its_database_is_down(
 def test_a_lease_that_is_no_duration_is_refused(engine: sa.Engine, mqtemplate_template: RocketMQTemplate) -> None:
     with pytest.raises(ConfigurationError, match="lease must be a duration"):
         SQLAlchemyOutbox(engine, mqtemplate_template, lease="long")
-    with pytest.raises(ConfigurationError, match="lease must be one second or longer, got 0.5"):
-        SQLAlchemyOutbox(engine, mqtemplate_template, lease=0.5)
+    with pytest.raises(ConfigurationError, match="lease must be one second or longer, got '500ms'"):
+        SQLAlchemyOutbox(engine, mqtemplate_template, lease="500ms")
 
 
 def test_a_database_that_is_not_supported_is_refused(mqtemplate_template: RocketMQTemplate) -> None:

@@ -153,10 +153,10 @@ def test_every_use_of_a_store_in_a_child_raises(tmp_path: Path, kind: str) -> No
 
 def test_every_use_of_a_template_in_a_child_raises(broker: EmbeddedBroker) -> None:
     template = RocketMQTemplate(broker, consumer_group="reader", consumer_topic="orders")
-    assert template.receive(str, timeout=5_000) == ["before"]
+    assert template.receive(str, timeout="5s") == ["before"]
     calls: dict[str, Callable[[], object]] = {
         "sync_send": lambda: template.sync_send("orders", "child"),
-        "delayed": lambda: template.sync_send("orders", "child", delay=10),
+        "delayed": lambda: template.sync_send("orders", "child", delay="10s"),
         "async_send": lambda: template.async_send("orders", "child").result(0),
         "send_one_way": lambda: template.send_one_way("orders", "child"),
         "send_and_receive": lambda: template.send_and_receive("orders", "child", str),

@@ -102,13 +102,25 @@ def test_a_start_that_failed_is_tried_again() -> None:
 
 
 def test_hooks_of_gunicorn_start_and_stop_the_messages_of_a_worker(messages: ProcessApplication) -> None:
-    worker = SimpleNamespace(wsgi=MQTemplateWSGI(lambda *_: [], messages))
+    worker = SimpleNamespace(wsgi=MQTemplateWSGI(lambda *_: [], messages), notify=lambda: None)
 
     post_worker_init(worker)
     was_started = messages.is_started
     worker_exit(None, worker)
 
     assert (was_started, messages.is_started) == (True, False)
+
+
+def test_gunicorn_hears_of_a_worker_while_it_starts(messages: ProcessApplication) -> None:
+    """It kills a worker that is silent for 30 seconds, and the start of a large store may take longer."""
+    heard = threading.Event()
+    worker = SimpleNamespace(wsgi=MQTemplateWSGI(lambda *_: [], messages), notify=heard.set)
+    messages.prepare(lambda app: heard.wait(60))
+
+    post_worker_init(worker)
+
+    assert heard.is_set()
+    assert not [each for each in threading.enumerate() if each.name == "mqtemplate-start"]
 
 
 def test_health_needs_a_started_application(messages: ProcessApplication) -> None:

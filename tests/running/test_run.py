@@ -176,7 +176,7 @@ def test_a_second_signal_kills_the_workers(shop: Path) -> None:
 @pytest.mark.thorough
 def test_a_worker_that_does_not_stop_in_time_is_killed(shop: Path) -> None:
     (shop / "hold").touch()
-    with run(shop, "--workers", "1", "--stop-timeout", "0.2") as program:
+    with run(shop, "--workers", "1", "--stop-timeout", "200ms") as program:
         program.wait_for("^billing from")
         code = program.stop()
 

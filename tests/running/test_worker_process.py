@@ -11,6 +11,7 @@ import pytest
 
 from mqtemplate.running.supervisor import WorkerProcess
 from mqtemplate.running.target import RunOptions
+from tests.waiting import PATIENCE_S
 
 
 def test_the_end_of_a_worker_that_has_not_read_its_options_is_reported() -> None:
@@ -20,7 +21,7 @@ def test_the_end_of_a_worker_that_has_not_read_its_options_is_reported() -> None
     worker = WorkerProcess(RunOptions(target="shop:app"), lambda: None, ends.put)
     worker.kill()
 
-    assert ends.get(timeout=60) == -signal.SIGKILL
+    assert ends.get(timeout=PATIENCE_S) == -signal.SIGKILL
 
 
 def test_the_end_of_a_process_that_reads_nothing_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -32,4 +33,4 @@ def test_the_end_of_a_process_that_reads_nothing_is_reported(monkeypatch: pytest
 
     WorkerProcess(RunOptions(target="shop:app"), lambda: None, ends.put)
 
-    assert ends.get(timeout=60) == 7
+    assert ends.get(timeout=PATIENCE_S) == 7

@@ -171,7 +171,7 @@ def test_a_call_of_the_broker_that_fails_neither_ends_nor_doubles_a_schedule(cal
             harness.advance("4h 30m")
 
             assert sorted(hours(runs)) == [f"01-01 0{hour}:00" for hour in range(1, 5)]
-            assert len(app.get(Schedules).topic.pending()["report"]) == 1
+            assert len(app.get(Schedules).topic.pending("report")) == 1
             assert broker.calls > 12
 
 

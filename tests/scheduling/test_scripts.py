@@ -109,12 +109,12 @@ class Commands:
 
     def pending(self) -> list[str]:
         """Print the number of messages of the next runs."""
-        return [f"{len(self._schedules('one').topic.pending()['report'])}"]
+        return [f"{len(self._schedules('one').topic.pending('report'))}"]
 
     def again(self) -> None:
         """Send the pending message of the next run again, as a second process that starts at once does."""
         topic = self._schedules("one").topic
-        key = find_run_key(topic.pending()["report"][0].keys)
+        key = find_run_key(topic.pending("report")[0].keys)
         assert key is not None
         topic.send(RunMessage.of_run("report", key.run_ms, make_schedules(self._function)[0].trigger, 0))
 

@@ -33,7 +33,7 @@ def main(name_server: str) -> None:
     with MQApplication(bill, settings={"rocketmq.name-server": name_server, "rocketmq.producer.group": "shop"}) as app:
         template = app.template
         verbs = {
-            "send": lambda key: template.sync_send(_TOPIC, key, delay=86_400, keys=key).handle,
+            "send": lambda key: template.sync_send(_TOPIC, key, delay="1d", keys=key).handle,
             "cancel": lambda handle: template.cancel(handle).status.name,
             "cancel_key": lambda key: template.cancel(key=key, topic=_TOPIC).status.name,
             "deliver_now": lambda handle: template.reschedule(handle).status.name,

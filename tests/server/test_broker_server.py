@@ -13,7 +13,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting.client import RemotingClient
-from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, SerializeType
 from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
@@ -183,3 +183,22 @@ def test_a_server_does_not_start_on_a_used_port(server: BrokerServer, client: Re
 
         assert engine.queues("orders")
     assert client.invoke(str(address), send_request("orders", b"first server"), LONG).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("serialize_type", SerializeType)
+def test_a_response_has_the_encoding_of_its_request(
+    server: BrokerServer, client: RemotingClient, serialize_type: SerializeType
+) -> None:
+    """As from RocketMQ 4.9.7. ``rocketmq-client-v4`` for Rust reads nothing else."""
+    route = RemotingCommand.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic="orders"))
+    unknown = RemotingCommand.request(29_999)
+    requests = [send_request("orders", b"x"), send_request("orders", b"y"), pull_request("orders", 0), route, unknown]
+    for request in requests:
+        request.serialize_type = serialize_type
+
+    responses = [client.invoke(str(server.address), request, LONG) for request in requests]
+
+    assert [response.serialize_type for response in responses] == [serialize_type] * len(requests)
+    assert bodies(responses[2]) == [b"x", b"y"]
+    assert responses[0].header(SendMessageResponseHeader).queue_offset == 0
+    assert responses[-1].code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED

@@ -251,7 +251,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
         expected = responses(f"127.0.0.1:{port}")
     settings = BrokerServerSettings(listen=ANY_PORT)
     with (
-        EmbeddedBroker(None, EmbeddedSettings(listen_host=ANY_PORT)) as engine,
+        EmbeddedBroker(None, EmbeddedSettings(listen_host=ANY_PORT, clamp_delay_level=True)) as engine,
         BrokerServer(engine, settings) as server,
     ):
         yield Both(responses(str(server.address)), expected)

@@ -107,9 +107,9 @@ def test_a_task_is_never_early(
     at_ms = mqtemplate_clock.now_ms() + 86_400_000
     remind.apply_async((1,), eta=datetime.fromtimestamp(at_ms / 1_000, UTC) + timedelta(microseconds=1))
 
-    mqtemplate_harness.advance(86_400_000)
+    mqtemplate_harness.advance("24h")
     early = queues.take()
-    mqtemplate_harness.advance(1)
+    mqtemplate_harness.advance("1ms")
 
     assert early == []
     assert queues.names() == ["shop.remind"]

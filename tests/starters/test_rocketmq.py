@@ -26,6 +26,7 @@ from mqtemplate.remoting import RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate_starter_rocketmq import RocketMQAutoConfiguration
 from tests.remoting.certificates import Certificates, has_openssl
+from tests.waiting import PATIENCE_S
 
 FIRST = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
 CLUSTER = {"rocketmq.name-server": "127.0.0.1:1;127.0.0.1:2"}
@@ -124,7 +125,7 @@ def test_orderly_listeners_of_two_applications_keep_the_order_of_each_key() -> N
         for number in range(EACH):
             for key in KEYS:
                 one.template.sync_send("orders", {"key": key, "number": number}, hash_key=key)
-        assert handled.is_complete.wait(60)
+        assert handled.is_complete.wait(PATIENCE_S)
 
     assert sorted(handled.by_key) == sorted(KEYS)
     for numbers in handled.by_key.values():
@@ -144,7 +145,7 @@ def test_a_failed_request_is_retried_and_then_gets_its_reply() -> None:
             return f"{message.body.decode()} at last"
 
     with server() as cluster, application(cluster, Failing) as app:
-        reply = app.template.send_and_receive("orders", "paid", reply_type=str, timeout=30_000)
+        reply = app.template.send_and_receive("orders", "paid", reply_type=str, timeout="30s")
 
     assert (reply, seen) == ("paid at last", [0, 1])
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mqtemplate_starter_django.tasks.priorities import PrioritySlots, level_of
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_as_many_tasks_run_at_once_as_there_are_slots() -> None:
 
     def task() -> None:
         with slots.slot(0):
-            both.wait(60)
+            both.wait(PATIENCE_S)
 
     threads = [threading.Thread(target=task) for _ in range(2)]
     for thread in threads:
         thread.start()
-    both.wait(60)  # two of them are in a slot at the same time
+    both.wait(PATIENCE_S)  # two of them are in a slot at the same time
     with slots.slot(0):
         third.set()
     for thread in threads:

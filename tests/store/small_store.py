@@ -10,7 +10,7 @@ from mqtemplate.clock import Clock, VirtualClock
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.store_files import StoreFiles
+from mqtemplate.store.files.store_files import DiskUsage, StoreFiles
 from mqtemplate.store.key_reader import RecentKeys
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
@@ -42,6 +42,11 @@ def opened(
     store = MessageStore(store_files, settings or small(), clock or VirtualClock())
     store.load()
     return store
+
+
+def used(ratio: float) -> DiskUsage:
+    """Return the space of a small disk, of which this part is used."""
+    return DiskUsage(round(ratio * 10_000), 10_000 - round(ratio * 10_000))
 
 
 def overwrite(file: Path, at: int, data: bytes) -> None:

@@ -17,10 +17,10 @@ from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.store.cleaning import next_delete_hour
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
-from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.files.store_files import DiskUsage, MemoryStoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import StoreSettings
-from tests.store.small_store import NothingPending, OpenStore, bodies, draft, opened, small
+from tests.store.small_store import NothingPending, OpenStore, bodies, draft, opened, small, used
 
 HOUR_MS = 3_600_000
 FILE = 4_096
@@ -116,7 +116,7 @@ def test_forty_days_need_few_steps(open_store: OpenStore) -> None:
 def test_forcible_cleaning_ends_when_the_disk_has_space(open_store: OpenStore, tmp_path: Path) -> None:
     store = without_pending(open_store())
     fill(store, 4)
-    store.cleaning.disk_used_ratio = lambda: 0.80 + 0.02 * len(log_names(tmp_path))
+    store.disk.read = lambda: used(0.80 + 0.02 * len(log_names(tmp_path)))
 
     while (due_ms := store.cleaning.step()) is not None and due_ms <= store.clock.now_ms():
         pass
@@ -134,19 +134,103 @@ def test_the_disk_is_checked_every_ten_seconds_but_not_on_a_virtual_clock(tmp_pa
 
     assert next_ms is not None
     assert now_ms + 10_000 <= next_ms <= clock.now_ms() + 10_000
-    assert virtual.cleaning.disk_used_ratio is None
+    assert virtual.disk.space() is None
     for store in (real, virtual):
         store.close()
 
 
 def test_the_used_ratio_belongs_to_the_disk_of_the_folder(tmp_path: Path) -> None:
     stat = os.statvfs(tmp_path)
-    used = stat.f_blocks - stat.f_bfree
+    blocks = stat.f_blocks - stat.f_bfree
 
-    assert FolderStoreFiles(tmp_path).disk_used_ratio() == pytest.approx(used / (used + stat.f_bavail), abs=0.05)
-    assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1) == 0.0, "with enough space no ratio applies"
-    assert FolderStoreFiles(tmp_path).disk_used_ratio(roomy_bytes=1 << 60) > 0.0
-    assert MemoryStoreFiles().disk_used_ratio() == 0.0
+    ratio = FolderStoreFiles(tmp_path).disk_usage().used_ratio
+
+    assert ratio == pytest.approx(blocks / (blocks + stat.f_bavail), abs=0.05)
+    assert MemoryStoreFiles().disk_usage() is None
+
+
+# --- the figures ------------------------------------------------------------------------------------
+
+GIB = 1 << 30
+
+
+def filling(store: MessageStore, bytes_a_second: int, free: int = 40 * GIB) -> None:
+    """Let a disk of 100 GiB fill."""
+    clock = store.clock
+    start_ms = clock.now_ms()
+
+    def read() -> DiskUsage:
+        left = max(free - bytes_a_second * (clock.now_ms() - start_ms) // 1_000, 0)
+        return DiskUsage(100 * GIB - left, left)
+
+    store.disk.read = read
+
+
+def full_in_s(store: MessageStore) -> int | None:
+    space = store.disk.space()
+    assert space is not None
+    return None if space.full_in_ms is None else space.full_in_ms // 1_000
+
+
+def test_the_time_until_the_disk_is_full_comes_from_the_last_five_minutes(open_store: OpenStore) -> None:
+    """Until its limit, at which messages are deleted: here 64 KiB, 16 files of the log."""
+    store = open_store()
+    filling(store, 10 << 20)
+    store.cleaning.clean()
+    at_first = full_in_s(store)
+
+    advance(store, 60_000)
+    after_a_minute = full_in_s(store)
+    advance(store, 540_000)
+    after_ten = full_in_s(store)
+    free = store.disk.read()
+    store.disk.read = lambda: free
+    advance(store, 310_000)
+
+    assert at_first is None
+    assert after_a_minute == pytest.approx(40 * 1_024 // 10 - 60, abs=2)
+    assert after_ten == pytest.approx(40 * 1_024 // 10 - 600, abs=2)
+    assert full_in_s(store) is None, "it does not fill any more"
+
+
+def test_a_disk_at_its_limit_is_full_in_no_time(open_store: OpenStore) -> None:
+    store = open_store()
+    store.disk.read = lambda: used(0.86)
+
+    space = store.disk.space()
+
+    assert space is not None
+    assert (space.used_bytes, space.free_bytes, space.limit_free_bytes, space.full_in_ms) == (8_600, 1_400, 1_500, 0)
+
+
+def test_little_free_space_on_a_large_disk_is_a_warning_once(open_store: OpenStore) -> None:
+    """The limits do not count there: many files of the log fit."""
+    store = open_store()
+    filling(store, 20 << 20, free=11 * GIB)
+    store.cleaning.clean()
+
+    with capture_logs() as logs:
+        advance(store, 300_000)
+
+    (line,) = logs
+    assert (line["event"], line["log_level"]) == ("store.disk_low", "warning")
+    assert line["used"] == pytest.approx(0.9, abs=0.005)
+    assert line["full_in_s"] == pytest.approx(10 * 1_024 // 20, abs=12)
+    assert line["hint"] == (
+        "less than 10% of the disk is free (disk-free-warning-ratio); free space, or use a larger disk, before "
+        "messages are deleted or refused"
+    )
+    assert store.disk.is_low
+
+
+def test_the_warning_can_be_switched_off(open_store: OpenStore) -> None:
+    store = open_store(small(disk_free_warning_ratio=0))
+    filling(store, 0, free=GIB)
+
+    with capture_logs() as logs:
+        store.cleaning.clean()
+
+    assert logs == []
 
 
 # --- after a deletion -------------------------------------------------------------------------------
@@ -155,10 +239,10 @@ def test_the_used_ratio_belongs_to_the_disk_of_the_folder(tmp_path: Path) -> Non
 def cleaned(store: MessageStore, count: int) -> MessageStore:
     """Delete the first *count* files."""
     without_pending(store)
-    store.cleaning.disk_used_ratio = lambda: 0.88
+    store.disk.read = lambda: used(0.88)
     for _ in range(count):
         store.cleaning.clean()
-    store.cleaning.disk_used_ratio = None
+    store.disk.read = lambda: None
     store.cleaning.clean()
     return store
 

@@ -13,6 +13,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import StoreError
 from mqtemplate.store.flush import FlushService, GroupCommit
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
+from tests.waiting import PATIENCE_S
 
 
 class Disk:
@@ -30,7 +31,7 @@ class Disk:
         end = self.end
         self.flushes += 1
         self.is_flushing.set()
-        assert self.may_go_on.wait(30)
+        assert self.may_go_on.wait(PATIENCE_S)
         if self.error is not None:
             raise self.error
         return end
@@ -84,10 +85,10 @@ def wait_in_threads(pool: ThreadPoolExecutor, disk: Disk, commit: GroupCommit, c
     disk.may_go_on.clear()
     disk.end = 1
     first = pool.submit(commit.wait, 1, 30_000)
-    assert disk.is_flushing.wait(30)
+    assert disk.is_flushing.wait(PATIENCE_S)
     disk.end = count
     others = [pool.submit(commit.wait, end, 30_000) for end in range(2, count + 1)]
-    assert waiting.reached.wait(30)
+    assert waiting.reached.wait(PATIENCE_S)
     return [first, *others]
 
 

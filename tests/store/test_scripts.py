@@ -31,6 +31,7 @@ from tests.golden import check_script, scripts_in
 from tests.store.faulty_disk import FaultyDisk
 from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import NothingPending, draft, kill, small
+from tests.store.small_store import used as used_space
 
 DETAILS = (
     *("file", "physical_offset", "size", "topic", "queue", "queue_id", "offset", "count", "whole_records_dropped"),
@@ -335,17 +336,17 @@ class StoreScript:
 
     def disk(self, used: str = "") -> Iterator[str]:
         """Set the used ratio of the disk, or ignore the disk again; then clean."""
-        self.store.cleaning.disk_used_ratio = (lambda: float(used)) if used else None
+        self.store.disk.read = lambda: used_space(float(used)) if used else None
         events = "store.file_deleted", "store.messages_refused", "store.messages_accepted"
         return self._events(self.store.cleaning.clean, *events)
 
     def clean(self, files: str) -> None:
         """Delete the first files."""
         self.nothing_pending()
-        self.store.cleaning.disk_used_ratio = lambda: 0.88
+        self.store.disk.read = lambda: used_space(0.88)
         for _ in range(int(files)):
             self.store.cleaning.clean()
-        self.store.cleaning.disk_used_ratio = None
+        self.store.disk.read = lambda: None
         self.store.cleaning.clean()
 
     def log(self) -> list[str]:

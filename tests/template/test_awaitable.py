@@ -109,10 +109,10 @@ def test_sends_are_awaited_together(any_template: RocketMQTemplate) -> None:
 
 def test_pending_messages_are_changed_by_awaited_verbs(any_template: RocketMQTemplate) -> None:
     async def change() -> None:
-        sent = await any_template.async_send("orders", "later", delay=3_600, keys="4466")
+        sent = await any_template.async_send("orders", "later", delay="1h", keys="4466")
         page = await any_template.async_pending("orders", key="4466")
         counts = await any_template.async_count_pending("orders")
-        moved = await any_template.async_reschedule(sent.handle, delay=7_200)
+        moved = await any_template.async_reschedule(sent.handle, delay="2h")
         cancelled = await any_template.async_cancel(key="4466")
 
         assert [each.msg_id for each in page.messages] == [sent.msg_id]
@@ -192,7 +192,7 @@ def test_a_request_is_cancelled_with_its_task(template: RocketMQTemplate) -> Non
     """The reply that nothing waits for any more is dropped without an error, even after the loop is closed."""
 
     async def ask() -> Future[str]:
-        future = template.async_send_and_receive("unread", "?", str, timeout=100)
+        future = template.async_send_and_receive("unread", "?", str, timeout="100ms")
         task = asyncio.ensure_future(future)
         await asyncio.wait([task], timeout=0)
         task.cancel()
@@ -284,7 +284,7 @@ def test_time_passes_while_an_async_test_awaits_a_reply(kit: Kit) -> None:
     started_ms = kit.harness.clock.now_ms()
 
     with pytest.raises(RequestTimeoutError):
-        run(lambda: kit.template.async_send_and_receive("unread", "?", str, timeout=3_600_000))
+        run(lambda: kit.template.async_send_and_receive("unread", "?", str, timeout="1h"))
 
     assert kit.harness.clock.now_ms() == started_ms + 3_600_000
 

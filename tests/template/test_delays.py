@@ -35,7 +35,7 @@ FORMS: dict[str, tuple[object, dict[str, Any], int]] = {
 TEN_SECONDS: dict[str, dict[str, Any]] = {
     "level": {"delay_level": 3},
     "timedelta": {"delay": timedelta(seconds=10)},
-    "seconds": {"delay": 10.0},
+    "text": {"delay": "10s"},
     "datetime": {"deliver_at": NOW + timedelta(seconds=10)},
     "epoch milliseconds": {"deliver_at": NOW_MS + 10_000},
     "header DELAY": {"headers": {"DELAY": 3}},

@@ -35,9 +35,9 @@ def test_on_a_real_clock_the_caller_waits() -> None:
         registry.register(price_of)
         registry.start()
         try:
-            price = RocketMQTemplate(broker).send_and_receive("prices", "tea", Price, timeout=10_000)
+            price = RocketMQTemplate(broker).send_and_receive("prices", "tea", Price, timeout="10s")
             with pytest.raises(RequestTimeoutError):
-                RocketMQTemplate(broker).send_and_receive("unread", "tea", Price, timeout=50)
+                RocketMQTemplate(broker).send_and_receive("unread", "tea", Price, timeout="50ms")
         finally:
             registry.stop()
 

@@ -160,7 +160,7 @@ def test_an_invalid_subscription_is_refused_by_the_call(template: RocketMQTempla
 
 def test_time_passes_while_an_async_test_takes_messages(kit: Kit) -> None:
     async def main() -> MessageExt:
-        await kit.template.async_send("orders", "a", delay=3_600)
+        await kit.template.async_send("orders", "a", delay="1h")
         async with kit.template.subscribe("orders", MessageExt, "billing") as orders:
             return await anext(orders)
 

@@ -58,7 +58,7 @@ def test_the_timeout_includes_the_choice_of_the_queue(monkeypatch: pytest.Monkey
 
     with EmbeddedBroker() as broker, RocketMQTemplate(broker) as template:
         with pytest.raises(SendTimeoutError, match="timeout of 2ms was over before the message reached the broker"):
-            template.sync_send("orders", b"body", timeout=2, hash_key="k")
+            template.sync_send("orders", b"body", timeout="2ms", hash_key="k")
 
         assert messages_in(broker, "orders") == []
 
@@ -70,4 +70,4 @@ def test_on_the_virtual_clock_a_slow_machine_uses_up_no_timeout(
     monkeypatch.setattr("mqtemplate.template.rocketmq_template.monotonic", lambda: float(next(seconds)))
 
     with RocketMQTemplate(mqtemplate_broker) as template:
-        assert template.sync_send("orders", b"body", timeout=1).send_status is SendStatus.SEND_OK
+        assert template.sync_send("orders", b"body", timeout="1ms").send_status is SendStatus.SEND_OK

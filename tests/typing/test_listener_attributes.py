@@ -30,7 +30,7 @@ def test_a_type_checker_knows_each_attribute_and_its_type() -> None:
 
 
 def test_a_type_checker_knows_retry_policies() -> None:
-    message_listener("orders", "billing", retry=["5s", 60, timedelta(hours=1)], not_retry_for=(ValueError,))
+    message_listener("orders", "billing", retry=["5s", timedelta(hours=1)], not_retry_for=(ValueError,))
     message_listener("orders", "billing", retry=Backoff("1s", attempts=3), retry_for="OSError")
 
     message_listener("orders", "billing", retry=5)  # type: ignore[arg-type]

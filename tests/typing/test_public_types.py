@@ -101,10 +101,10 @@ def test_a_transaction_returns_a_result_with_a_state(mqtemplate_broker: Embedded
 
 
 def test_a_request_returns_the_type_of_the_reply(template: RocketMQTemplate, mqtemplate_harness: Harness) -> None:
-    future = assert_type(template.async_send_and_receive("unread", b"?", Order, timeout=1), AwaitableFuture[Order])
+    future = assert_type(template.async_send_and_receive("unread", b"?", Order, timeout="1ms"), AwaitableFuture[Order])
 
     with pytest.raises(TimeoutError):
-        assert_type(template.send_and_receive("unread", b"?", Order, timeout=1), Order)
+        assert_type(template.send_and_receive("unread", b"?", Order, timeout="1ms"), Order)
     assert future.done()
 
 
@@ -120,7 +120,7 @@ def test_receive_returns_the_type_of_the_payload(template: RocketMQTemplate) -> 
 
 async def await_each_verb(template: RocketMQTemplate) -> None:
     """An editor knows what each ``await`` returns, and mypy reports an unknown option and a wrong type."""
-    sent = assert_type(await template.async_send("orders", Order(1), delay=60), SendResult)
+    sent = assert_type(await template.async_send("orders", Order(1), delay="60s"), SendResult)
     assert_type(await template.async_convert_and_send("orders", Order(1)), SendResult)
     assert_type(await template.async_send_in_transaction("orders", Order(1), 4466, keys="1"), TransactionSendResult)
     assert_type(await template.async_receive(Order, timeout=0), list[Order])

@@ -121,10 +121,10 @@ class EmbeddedBroker(Broker):
         return EmbeddedAdmin(self.engine)
 
     def store_health(self) -> StoreHealth:
-        flush, cleaning = self.store.group_commit, self.store.cleaning
-        error = cleaning.refusal if flush.error is None else str(flush.error)
-        used = cleaning.disk_used_ratio
-        return StoreHealth(error, self.store.end_offset - flush.flushed, None if used is None else used())
+        flush = self.store.group_commit
+        refusal = self.store.cleaning.why_refused
+        error = refusal if flush.error is None else str(flush.error)
+        return StoreHealth(error, self.store.end_offset - flush.flushed, self.store.disk.space(), refusal)
 
     def retention_holds(self) -> Sequence[RetentionHold]:
         return tuple(self.engine.retention.holds())
@@ -156,7 +156,7 @@ class EmbeddedBroker(Broker):
         return self.engine.delayed
 
     def change_delay_levels(self, text: str) -> None:
-        """Use another level table until the next start; see `Engine.change_delay_levels`."""
+        """Use another level table; see `Engine.change_delay_levels`."""
         self.engine.change_delay_levels(text)
 
 
@@ -176,6 +176,9 @@ class EmbeddedAdmin(BrokerAdmin):
         table = self._engine.topics
         configs = {name: table.config(name) or {} for name in sorted(table.names())}
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
+
+    def delay_levels_ms(self) -> Sequence[int]:
+        return self._engine.levels.delays_ms
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         reader = self._engine.queues

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from mqtemplate.broker import (
@@ -18,7 +18,8 @@ from mqtemplate.broker import (
 )
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs
+from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
@@ -51,11 +52,13 @@ class RemoteAdmin(BrokerAdmin):
 
     Args:
         groups: Commits offsets of groups without connected members.
+        configs: Settings of the brokers.
     """
 
-    def __init__(self, context: ClientContext, groups: ConsumerGroups) -> None:
+    def __init__(self, context: ClientContext, groups: ConsumerGroups, configs: DelayConfigs) -> None:
         self._context = context
         self._groups = groups
+        self._configs = configs
         self._names = context.namespace
 
     # --- topics --------------------------------------------------------------------------------
@@ -73,6 +76,14 @@ class RemoteAdmin(BrokerAdmin):
             for name, config in table.topic_config_table.items()
         }
         return dict(sorted(kinds.items()))
+
+    def delay_levels_ms(self) -> Sequence[int] | None:
+        for name in self._masters():
+            try:
+                return self._configs.of(name).levels.delays_ms
+            except BrokerError:  # access control may forbid the request
+                continue
+        return None
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))

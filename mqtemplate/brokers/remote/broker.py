@@ -24,6 +24,7 @@ from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import OwnerProcess
+from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
@@ -152,7 +153,7 @@ class RemoteBroker(Broker):
         return found
 
     def admin(self) -> BrokerAdmin:
-        return RemoteAdmin(self._client.context, self._client.members)
+        return RemoteAdmin(self._client.context, self._client.members, self._client.delay_configs)
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -181,9 +182,10 @@ class RemoteBroker(Broker):
         return self._client.delayed
 
     def change_delay_levels(self, text: str) -> None:
-        """Use another level table on each server, such as ``"1s 10s 2h"``, until its next start.
+        """Use another level table on each server, such as ``"1s 10s 2h"``.
 
-        Pending messages keep their deliver time. With access control this needs an administrator.
+        It survives a restart of the server, until the configuration there has another table than now. Pending messages
+        keep their deliver time. With access control this needs an administrator.
 
         Raises:
             ConfigurationError: *text* is not a level table.
@@ -192,14 +194,15 @@ class RemoteBroker(Broker):
         levels = DelayLevels.parse(text, is_clamping=self.settings.clamp_delay_level)
         change_delay_levels(self._client.context, text)
         self._levels = self._client.producer.factory.levels = levels
+        self._client.delay_configs.forget()
 
 
-def _report(service: Service, error: Exception) -> None:
+def _report(service: Service, error: Exception, repeated: int) -> None:
     """Log a failed step; the service repeats it."""
     if isinstance(error, BrokerError):
-        log_failure(_log, "remote.service_failed", error, service=service.name)
+        log_failure(_log, "remote.service_failed", error, service=service.name, repeated=repeated)
     else:
-        _log.error("remote.service_failed", service=service.name, exc_info=error)
+        _log.error("remote.service_failed", service=service.name, repeated=repeated, exc_info=error)
 
 
 # --- topics ---------------------------------------------------------------------------------------
@@ -272,18 +275,42 @@ _LEVEL_RESPONSES = (ResponseCode.SUCCESS, ResponseCode.INVALID_PARAMETER)
 
 def change_delay_levels(context: ClientContext, text: str) -> None:
     """See `RemoteBroker.change_delay_levels`."""
-    masters = context.routes.masters()
-    context.instance.register_at(masters)
-    others = [address for address in masters if not context.instance.announced.get(address)]
-    if others or not masters:
-        raise UnsupportedError(
-            f"the delay levels of {', '.join(others) or 'this cluster'} cannot be changed from here: a RocketMQ broker "
-            "reads them at start; set messageDelayLevel in its settings and restart it"
-        )
-    for address in masters:
+    advice = "cannot be changed from here: a RocketMQ broker reads them at start; set messageDelayLevel in its settings"
+    for address in _own_servers(context, "the delay levels", f"{advice} and restart it"):
         request = RemotingCommand.request(
             RequestCode.UPDATE_BROKER_CONFIG, body=f"messageDelayLevel={' '.join(text.split())}\n".encode()
         )
         response = context.call(address, request, "change the delay levels", accept=_LEVEL_RESPONSES)
         if response.code == ResponseCode.INVALID_PARAMETER:
             raise ConfigurationError(response.remark or f"{text!r} is not a level table")
+
+
+def _own_servers(context: ClientContext, what: str, advice: str) -> Sequence[str]:
+    """Return the addresses of all brokers, if they are servers of this library.
+
+    Raises:
+        UnsupportedError: One of them is a broker of RocketMQ, or there is no broker.
+    """
+    masters, instance = context.routes.masters(), context.instance
+    instance.register_at(masters)
+    # One that has refused the heartbeat is not known: the next request tells why it refuses.
+    others = [address for address in masters if address in instance.versions and not instance.announced.get(address)]
+    if others or not masters:
+        raise UnsupportedError(f"{what} of {', '.join(others) or 'this cluster'} {advice}")
+    return masters
+
+
+def reload_configuration(context: ClientContext) -> dict[str, ReloadedConfig]:
+    """Let each server read its configuration again. Return the results by address.
+
+    Raises:
+        UnsupportedError: A broker of the cluster is one of RocketMQ, which reads its configuration at start only.
+        BrokerError: A server refused it; with access control this needs an administrator.
+    """
+    advice = "cannot be read again from here: a RocketMQ broker reads it at start; restart it"
+    return {
+        address: ReloadedConfig.decode(
+            context.call(address, RemotingCommand.request(RequestCode.RELOAD_CONFIG), "reload the configuration").body
+        )
+        for address in _own_servers(context, "the configuration", advice)
+    }

@@ -10,7 +10,7 @@ from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
-from mqtemplate.brokers.remote.delayed.backlog import Recalls
+from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs, Recalls
 from mqtemplate.brokers.remote.delayed.control import OurServer, RocketMQCluster
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
@@ -73,7 +73,10 @@ class ClusterClient:
         self.requests = RemoteRequests(context, self.producer)
         self.our_server = OurServer(context)
         self._recalls = Recalls(context)
-        self._rocketmq_cluster = RocketMQCluster(context, self.queries, self.producer, self._recalls)
+        self.delay_configs = DelayConfigs(context)
+        self._rocketmq_cluster = RocketMQCluster(
+            context, self.queries, self.producer, self._recalls, self.delay_configs
+        )
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 

@@ -1,4 +1,4 @@
-"""``broker``: a broker and its name server in this process, from the settings to the end by a signal."""
+"""``broker`` and ``reload``: a broker and its name server in this process, and the reload of its configuration."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import typer
 
 from mqtemplate.cli.invocation import TOP, CommandCall, command
 from mqtemplate.cli.output import ExitCode, print_line
-from mqtemplate.errors import BrokerError, MQTemplateError
+from mqtemplate.errors import BrokerError, MQTemplateError, UnsupportedError
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.console.actuator import Actuator
     from mqtemplate.context.config.tree import ConfigNode
     from mqtemplate.context.settings.app import AppSettings
@@ -78,7 +79,8 @@ def broker(
 
     All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
     and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
-    the broker cleanly.
+    the broker cleanly. SIGHUP, a change of a file and "mqtemplate reload" read certificates, accounts,
+    the log level and the delay levels again.
     """
     from mqtemplate.context.failure_report import failure_report, is_debug
 
@@ -103,18 +105,14 @@ def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | Non
     Raises:
         MQTemplateError: It cannot start.
     """
-    from mqtemplate.context.config.tree import ConfigNode, insert_mapping
     from mqtemplate.context.logging import show_events
-    from mqtemplate.context.settings.source import load_settings
     from mqtemplate.context.signals import StopRequests
     from mqtemplate.event_log import has_handlers
     from mqtemplate.processes import prompt_threads
-    from mqtemplate.running.server import local_cluster
+    from mqtemplate.running.reload import ConfigReload
+    from mqtemplate.running.server import READ_BY_SERVER, local_cluster, reloadable_parts
 
-    arguments = ConfigNode() if broker_conf is None else _keys_of(broker_conf)
-    # The name server of the applications in the same file is not the one of this broker.
-    insert_mapping(arguments, {**given, "rocketmq.name-server": "embedded"}, "argument settings")
-    settings = load_settings(call.config, call.profile, arguments=arguments)
+    settings = _settings(call, given, broker_conf, says_ignored=True)
     logging = settings.mqtemplate.logging
     with ExitStack() as closing:
         if logging.enabled and not has_handlers():
@@ -122,6 +120,15 @@ def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | Non
         stop_requests = StopRequests()
         closing.enter_context(stop_requests.from_signals())
         cluster = local_cluster(settings)
+        config = ConfigReload(
+            settings,
+            lambda: _settings(call, given, broker_conf),
+            reloadable_parts(cluster),
+            sections=READ_BY_SERVER,
+            further_files=() if broker_conf is None else (broker_conf.absolute(),),
+        )
+        cluster.broker.on_reload(config.reload)
+        closing.enter_context(config.running())
         _start(cluster, settings.mqtemplate.server)
         try:
             with _management(cluster, settings), prompt_threads():
@@ -133,12 +140,29 @@ def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | Non
         print_line("stopped; all acknowledged messages are on disk")
 
 
-def _keys_of(file: Path) -> ConfigNode:
+def _settings(
+    call: CommandCall, given: Mapping[str, object], broker_conf: Path | None, *, says_ignored: bool = False
+) -> AppSettings:
+    """Read the configuration.
+
+    Args:
+        says_ignored: Print the keys of the property file that mean nothing here.
+    """
+    from mqtemplate.context.config.tree import ConfigNode, insert_mapping
+    from mqtemplate.context.settings.source import load_settings
+
+    arguments = ConfigNode() if broker_conf is None else _keys_of(broker_conf, says_ignored=says_ignored)
+    # The name server of the applications in the same file is not the one of this broker.
+    insert_mapping(arguments, {**given, "rocketmq.name-server": "embedded"}, "argument settings")
+    return load_settings(call.config, call.profile, arguments=arguments, for_server=True)
+
+
+def _keys_of(file: Path, *, says_ignored: bool) -> ConfigNode:
     """Return the keys of a property file, and print the keys that mean nothing here."""
     from mqtemplate.running.broker_conf import read_broker_conf
 
     conf = read_broker_conf(file)
-    if conf.without_meaning:
+    if conf.without_meaning and says_ignored:
         count = len(conf.without_meaning)
         print_line(f"{file}: {count} {'key has' if count == 1 else 'keys have'} no meaning here", sys.stderr)
         for key, reason in conf.without_meaning.items():
@@ -228,6 +252,55 @@ def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSetting
         f"{cluster.engine.name} listens on {cluster.address}, its name server on {cluster.name_server_address}, "
         f"store {store}; press Ctrl-C to stop"
     )
+
+
+@command(TOP, "reload", "reload --name-server 127.0.0.1:9876", "reload --config /etc/mqtemplate --json")
+def reload(call: CommandCall) -> None:
+    """Let a running server read its configuration again, and show what has changed.
+
+    Certificates, accounts, the log level and the delay levels change without a closed connection. The exit
+    code is 1 if something stays as it was because a file has an error. With access control the account
+    needs admin: true.
+    """
+    from mqtemplate.brokers.remote.broker import reload_configuration
+
+    with _serving(call) as cluster:
+        results = reload_configuration(cluster.client_context)
+    output = call.output
+    output.document(
+        {
+            address: {"changed": each.changed, "needs_restart": each.needs_restart, "problems": each.problems}
+            for address, each in results.items()
+        }
+    )
+    for address, each in results.items():
+        output.line(f"{address}: changed: {', '.join(each.changed) or 'nothing'}")
+        for key in each.needs_restart:
+            output.line(f"{address}: {key} has changed, and needs a restart")
+        for problem in each.problems:
+            output.note(f"{address}: not changed: {problem}")
+    if any(each.problems for each in results.values()):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _serving(call: CommandCall) -> RemoteBroker:
+    """Return the client of the server that the options name, or that serves the folder of the configuration."""
+    from dataclasses import replace
+
+    from mqtemplate.cli.invocation import cluster_of
+    from mqtemplate.server.local_address import LocalServerAddress
+
+    settings = call.settings()
+    if (cluster := cluster_of(settings)) is not None:
+        return cluster
+    local = None if settings.store_path is None else LocalServerAddress.read(settings.store_path)
+    found = None if local is None else cluster_of(replace(call, name_server=local.address).settings())
+    if found is None:
+        raise UnsupportedError(
+            f"no server of {settings.store_path or 'the store in memory'} is known here; name its address "
+            "(--name-server host:port), or send SIGHUP to its process"
+        )
+    return found
 
 
 _LISTENING = "0A"

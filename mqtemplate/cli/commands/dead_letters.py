@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mqtemplate.operations import BrokerAccess, DeadLetterMessage, LetterEdit, LetterFilter
     from mqtemplate.operations.dead_letters import LettersChange
 
-_GROUP_COLUMNS: Columns = {"GROUP": "group", "DEAD LETTERS": "count"}
+_GROUP_COLUMNS: Columns = {"GROUP": "group", "OPEN": "open", "SENT AGAIN": "resent", "PURGED": "purged"}
 _COLUMNS: Columns = {
     "STORED": lambda record: time_text(record["store_timestamp"]),
     "STATE": "state",
@@ -135,7 +135,10 @@ def ls(
     with call.access() as access:
         letters = DeadLetters(access)
         if group is None:
-            counts = [{"group": name, "count": count} for name, count in letters.groups().items()]
+            counts = [
+                {"group": name, "count": each.stored, **record_of(each, "open", "resent", "purged")}
+                for name, each in letters.counts().items()
+            ]
             call.output.table(counts, _GROUP_COLUMNS, "no dead letters")
             return
         wanted = options.wanted(access, any_state=any_state)

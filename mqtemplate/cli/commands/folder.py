@@ -94,6 +94,7 @@ def _report_record(report: FolderReport) -> dict[str, Any]:
         "path": str(report.path),
         "used_by": report.used_by,
         "was_closed": report.was_closed,
+        "verdict": report.verdict.value,
         "is_damaged": report.is_damaged,
         "problem": report.problem,
         "free_bytes": report.free_bytes,
@@ -109,6 +110,7 @@ def _report_record(report: FolderReport) -> dict[str, Any]:
         "groups": [asdict(each) for each in report.groups],
         "start": report.start,
         "warnings": report.warnings,
+        "losses": report.losses,
     }
 
 
@@ -157,19 +159,24 @@ def _print_holds(call: CommandCall, report: FolderReport) -> None:
         )
 
 
+_VERDICTS = {
+    "STARTS": "no damage",
+    "REPAIRS": "no damage that a start does not repair",
+    "LOSES": "DAMAGE: messages are lost or cannot be read; a start delivers the others",
+    "REFUSES": "DAMAGE: no broker can open it: {problem}",
+}
+
+
 def _print_findings(call: CommandCall, report: FolderReport) -> None:
     out = call.output
     for each in report.log.damages if report.log else ():
         kind = "incomplete tail" if each.is_tail else "DAMAGE"
         out.line(f"{kind}: {each.file} from byte {each.file_offset} on, {each.size} bytes: {each.reason}")
     for warning in report.warnings:
-        out.line(f"warning of a start: {warning}")
+        out.line(f"{'error' if warning in report.losses else 'warning'} of a start: {warning}")
     for action in report.start:
         out.line(f"a start would {action}")
-    if report.problem is not None:
-        out.line(f"DAMAGE: no broker can open it: {report.problem}")
-    elif not report.is_damaged:
-        out.line("no damage")
+    out.line(_VERDICTS[report.verdict.name].format(problem=report.problem))
 
 
 # --- simulate -----------------------------------------------------------------------------------

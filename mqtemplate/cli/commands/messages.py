@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +94,7 @@ def send(
         now_ms = broker.clock.now_ms()
         options: dict[str, Any] = {
             "delay_level": level,
-            "delay": None if delay is None else duration(delay, "--delay") / 1_000,
+            "delay": None if delay is None else timedelta(milliseconds=duration(delay, "--delay")),
             "deliver_at": future_time(at, now_ms, "--at"),
             "hash_key": hash_key,
             "keys": key,

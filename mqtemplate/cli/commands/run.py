@@ -18,6 +18,7 @@ from mqtemplate.cli.commands.broker import observed
 from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command, command_group, refuse_dangling_link
 from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.converters.readable import size_text
+from mqtemplate.durations import duration_ms, is_bare_number
 from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -117,8 +118,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="file with environment variables; variables of the shell win")
     ] = None,
     stop_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="kill a process that stops for longer than this")
-    ] = 60.0,
+        str, typer.Option(metavar="DURATION", help="kill a process that stops for longer than this")
+    ] = "60s",
     check: Annotated[bool, typer.Option("--check", help="build everything, start nothing, and report errors")] = False,
 ) -> None:
     """Run an application, in this process or in several.
@@ -139,6 +140,7 @@ def run(
         listeners=tuple(name.strip() for name in (listeners or "").split(",") if name.strip()),
         name_server=call.name_server,
     )
+    stop_timeout_ms = _stop_timeout_ms(stop_timeout)
     watched = [folder.absolute() for folder in reload_dir or [Path()]] if reload else []
     with reported_failures():
         if check:
@@ -150,7 +152,7 @@ def run(
             _management,
             workers=workers,
             watched=watched,
-            stop_timeout_s=stop_timeout,
+            stop_timeout_s=stop_timeout_ms / 1_000,
         )
     if code:
         raise typer.Exit(ExitCode.FAILED)
@@ -208,6 +210,19 @@ def _no_folder() -> ConfigurationError:
         "mqtemplate.management: the workers need a folder to find each other, and neither XDG_RUNTIME_DIR nor the "
         "temporary folder can be used; set TMPDIR to a folder that this user can write"
     )
+
+
+def _stop_timeout_ms(text: str) -> int:
+    try:
+        milliseconds = duration_ms(text, 1_000)
+    except ValueError as exc:
+        raise typer.BadParameter(f"it must be {exc}", param_hint="--stop-timeout") from None
+    if is_bare_number(text):
+        print_line(
+            f"--stop-timeout {text} has no unit and is read as {text} seconds; write --stop-timeout {text}s",
+            sys.stderr,
+        )
+    return milliseconds
 
 
 _SPARK = command_group("spark", "Prepare a Spark cluster.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -92,10 +92,7 @@ class Binding:
 
     def explain(self, error: ValidationError) -> ConfigurationError:
         """Return one error that lists all problems, one per line. It contains no values of secrets."""
-        problems = error.errors(include_url=False)
-        lines = [f"configuration is not usable: {len(problems)} problem{'s' if len(problems) > 1 else ''}"]
-        lines += (f"  {self._line(problem)}" for problem in problems)
-        return ConfigurationError("\n".join(lines))
+        return _not_usable([self._line(problem) for problem in error.errors(include_url=False)])
 
     def name_of(self, location: schema.Location) -> str:
         """Return the key at a location, as a file writes it."""
@@ -108,8 +105,7 @@ class Binding:
             return f"{self._place(self._first_written(location, cause))}: {masked_text(str(cause))}"
         where = self._place(location)
         if problem["type"] in _UNKNOWN_KEY:
-            hint = hint_for(self.name_of(location))
-            return f"{where}: no such key{self._nearest(location) if hint is None else f'; {hint}'}"
+            return self.unknown(location)
         if problem["type"] == "missing":
             in_list = any(isinstance(part, int) for part in location)  # a variable cannot name an item of a list
             variable = "" if in_list else f" or as {variable_name(map(str, (*self.prefix, *location)))}"
@@ -122,6 +118,11 @@ class Binding:
         if not isinstance(problem["input"], str | int | float):
             return text  # a whole section or list, which may contain secrets
         return f"{text} (got {shown(masked(problem['input']))})"
+
+    def unknown(self, location: schema.Location) -> str:
+        """Return the problem of a key that is not declared."""
+        hint = hint_for(self.name_of(location))
+        return f"{self._place(location)}: no such key{self._nearest(location) if hint is None else f'; {hint}'}"
 
     def _place(self, location: schema.Location) -> str:
         """Return the origin of a value, or of the nearest section around it, and its key."""
@@ -176,6 +177,50 @@ def bind(
     binding = Binding(section, prefix)
     binding.values = _TreeReader(binding, placeholders, empty_is_given=empty_is_given).section(node, section, ())
     return binding
+
+
+def check_names(node: ConfigNode, section: type) -> None:
+    """Check the keys below *node*, and no value: it may need variables that only another program has.
+
+    Raises:
+        ConfigurationError: A key is not declared; the error lists all.
+    """
+    binding = Binding(section, ())
+    unknown = [binding.unknown(location) for location in _unknown_keys(node, section, (), binding)]
+    if unknown:
+        raise _not_usable(unknown)
+
+
+def _unknown_keys(node: ConfigNode, section: type, at: schema.Location, binding: Binding) -> Iterator[schema.Location]:
+    for key, child in node.children.items():
+        name = schema.field_named(section, key)
+        location = (*at, name or key)
+        binding.origins[location] = child.origin
+        if name is None:
+            if getattr(section, "model_config", {}).get("extra") != "allow":
+                yield location
+            continue
+        shape = schema.shape_of(schema.fields_of(section)[name].annotation)
+        if shape.section is not None:
+            yield from _unknown_keys(child, shape.section, location, binding)
+        elif shape.item_section is not None:
+            for position, item in _items(child):
+                yield from _unknown_keys(item, shape.item_section, (*location, position), binding)
+
+
+def _items(node: ConfigNode) -> Iterator[tuple[int | str, ConfigNode]]:
+    """Yield the sections in a map, or in a list."""
+    yield from node.children.items()
+    for index, item in enumerate(node.value if isinstance(node.value, list) else ()):
+        if isinstance(item, Mapping):
+            root = ConfigNode(origin=node.origin)
+            insert_mapping(root, item, node.origin)
+            yield index, root
+
+
+def _not_usable(problems: Sequence[str]) -> ConfigurationError:
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    return ConfigurationError("\n  ".join([f"configuration is not usable: {count}", *problems]))
 
 
 def with_durations(value: object) -> object:

@@ -107,17 +107,17 @@ class Configuration:
     ) -> None:
         self.root = root
         self.origins = origins
-        self._environment = environment
-        self._arguments = arguments
+        self.environment = environment
+        self.arguments = arguments
 
     def lookup(self, key: str) -> Found | None:
         """Return the raw value of a key and its origin; None if the key has no value, or an empty one."""
         path = key.split(".")
-        if (argument := _value_at(self._arguments, path)) is not None:
+        if (argument := _value_at(self.arguments, path)) is not None:
             return argument
         for name in _variables(key):
-            if not is_empty_text(self._environment.get(name, "")):
-                return self._environment[name], f"environment {name}"
+            if not is_empty_text(self.environment.get(name, "")):
+                return self.environment[name], f"environment {name}"
         return _value_at(self.root, path)
 
     def bind(self, section: str, model: type[Model]) -> Model:
@@ -128,8 +128,8 @@ class Configuration:
         """
         path = tuple(section.split("."))
         merged = self.root.copy()
-        merged.merge(bind_environment(model, self._environment, path).root)
-        merged.merge(self._arguments.copy())
+        merged.merge(bind_environment(model, self.environment, path).root)
+        merged.merge(self.arguments.copy())
         binding = bind(merged.find(path) or ConfigNode(), model, Placeholders(self.lookup), path)
         try:
             return model.model_validate(binding.values)

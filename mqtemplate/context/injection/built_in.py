@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
 from dependency_injector import providers
@@ -45,7 +46,7 @@ def new_template(
     return kind(
         broker,
         converter=converter,
-        send_message_timeout=producer.send_message_timeout,
+        send_message_timeout=timedelta(milliseconds=producer.send_message_timeout),
         max_message_size=producer.max_message_size,
         producer_group=producer.group,
         consumer_group=receiving.group,

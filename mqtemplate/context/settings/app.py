@@ -196,6 +196,11 @@ class AppSettings(BaseSettings):
         return f"{self._prefix}.{key.removeprefix('rocketmq.').removeprefix('producer.')}"
 
     @property
+    def keys(self) -> Configuration | None:
+        """All keys that were read; None if these settings were created without files."""
+        return self._keys
+
+    @property
     def origins(self) -> ConfigOrigins:
         """Files and profiles that were read, and the origin of each key."""
         return ConfigOrigins() if self._keys is None else self._keys.origins

@@ -161,6 +161,9 @@ class AclSection(Properties):
     accounts: tuple[AccountSettings, ...] = ()
     """A list; each has ``access-key``, ``secret-key``, ``admin``, ``default-topic-perm``, ``default-group-perm``,
     ``topic-perms`` and ``group-perms``."""
+    sign_routes: bool = False
+    """True: requests for routes and addresses must be signed too. False: everyone who can connect learns the names of
+    topics and the addresses of brokers, as from RocketMQ's name server; some clients never sign these requests."""
     replay_window_ms: Milliseconds = Field(default=0, ge=0, le=3_600_000)
     """Milliseconds in which a signature may not be used again by a request that changes something; 0 permits that. It
     refuses recorded requests, also those with another code, and a client's identical second try. See

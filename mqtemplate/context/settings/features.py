@@ -21,6 +21,7 @@ from mqtemplate.context.settings.properties import (
     duration_in,
     section,
 )
+from mqtemplate.durations import is_bare_number
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.attributes import read_exceptions
 from mqtemplate.listener.declaration.settings import (
@@ -43,8 +44,9 @@ from mqtemplate.topics import SCHEDULES_TOPIC, check_topic
 
 
 def _delay_text(value: Any) -> Any:
-    """Return a number of seconds as text; anything else unchanged."""
-    return f"{value}s" if isinstance(value, int | float) and not isinstance(value, bool) else value
+    """Return a number of seconds, which may be text, with its unit; anything else unchanged."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value}s" if is_number or is_bare_number(value) else value
 
 
 def _delay_texts(value: Any) -> Any:

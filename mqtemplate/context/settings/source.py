@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mqtemplate.context.config.binding import bind
+from mqtemplate.context.config.binding import bind, check_names
 from mqtemplate.context.config.configuration import Configuration, bind_environment
-from mqtemplate.context.config.files import YamlDocument, read_toml, split_names, with_env_file
+from mqtemplate.context.config.files import ENV_FILE, YamlDocument, read_toml, split_names, with_env_file
 from mqtemplate.context.config.masking import HIDDEN, masked
 from mqtemplate.context.config.placeholders import Placeholders
 from mqtemplate.context.config.schema import drop_empty, field_named, fields_of, is_secret, is_section
@@ -26,6 +28,7 @@ from mqtemplate.context.config.tree import (
     same_key,
 )
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.rocketmq import ClusterAddresses, parse_name_server
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path
 from mqtemplate.user_code import nearest
@@ -40,8 +43,13 @@ def load_settings(
     profiles: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     arguments: Mapping[str, object] | ConfigNode | None = None,
+    *,
+    for_server: bool = False,
 ) -> AppSettings:
-    """Read the configuration of an application.
+    """Read the configuration of an application, or of a server.
+
+    They may share the files. Of keys that only the other one reads, the names are checked; their values may need
+    variables that this program does not have.
 
     A later source wins over an earlier one: ``application.yml`` or ``.toml``, then ``application-{profile}.yml`` in the
     order of the profiles, then ``.env``, the environment, *arguments*, and the options of ``mqtemplate run``.
@@ -52,11 +60,28 @@ def load_settings(
             ``MQTEMPLATE_PROFILES_ACTIVE``, else the key in ``application.yml``.
         environment: Environment variables; by default of the process, and of the file ``.env`` in the folder.
         arguments: Keys that the program sets, dotted or nested, in any spelling; or a tree with their origins.
+        for_server: The program is the server of ``mqtemplate broker``.
 
     Raises:
         ConfigurationError: The configuration is invalid; the error lists all problems with file, line and nearest key.
     """
-    folder = _existing_folder(config_folder)
+    configuration = _configuration(_existing_folder(config_folder), profiles, environment, arguments)
+    try:
+        return _settings(configuration, configuration.root)
+    except ConfigurationError:
+        shared = _shared_settings(configuration, for_server=for_server)
+        if shared is None:
+            raise
+        return shared
+
+
+def _configuration(
+    folder: Path,
+    profiles: Sequence[str],
+    environment: Mapping[str, str] | None,
+    arguments: Mapping[str, object] | ConfigNode | None,
+) -> Configuration:
+    """Read all sources; arguments as `load_settings`."""
     variables = with_env_file(folder) if environment is None else environment
     bound = bind_environment(AppSettings, variables)
     overlay = arguments if isinstance(arguments, ConfigNode) else ConfigNode()
@@ -82,18 +107,104 @@ def load_settings(
         root=root,
         folder=files.folder,
     )
-    return _settings(Configuration(root, variables, origins, above))
+    return Configuration(root, variables, origins, above)
 
 
-def _settings(configuration: Configuration) -> AppSettings:
-    root = configuration.root
+def read_again(settings: AppSettings) -> AppSettings:
+    """Read the files of settings again, with the same folder, profiles, environment and arguments.
+
+    Settings that were created without files stay as they are.
+
+    Raises:
+        ConfigurationError: As `load_settings`.
+    """
+    keys = settings.keys
+    if keys is None or keys.origins.folder is None:
+        return settings
+    folder, variables = keys.origins.folder, keys.environment
+    is_own = variables is os.environ or (folder / ENV_FILE).is_file()
+    return load_settings(folder, keys.origins.profiles, None if is_own else variables, keys.arguments.copy())
+
+
+def changed_keys(before: AppSettings, after: AppSettings) -> list[str]:
+    """Return the keys whose values differ, as a file writes them, and no value: it may be a secret."""
+    old, new = dict(_values(before)), dict(_values(after))
+    return [key for key in {**old, **new} if old.get(key, UNSET) != new.get(key, UNSET)]
+
+
+def _values(settings: AppSettings) -> Iterator[tuple[str, object]]:
+    yield from _values_below(settings, ())
+    for path, node in settings.origins.root.leaves():
+        if field_named(type(settings), path[0]) is None:
+            yield ".".join(path), node.value
+
+
+def _values_below(section: object, path: tuple[str, ...]) -> Iterator[tuple[str, object]]:
+    for name in fields_of(type(section)):
+        value, at = getattr(section, name), (*path, kebab(name))
+        if is_section(type(value)):
+            yield from _values_below(value, at)
+        else:
+            yield ".".join(at), value
+
+
+def _settings(configuration: Configuration, root: ConfigNode) -> AppSettings:
+    """Return the settings.
+
+    Args:
+        root: The keys of the library, and others.
+    """
     _refuse_near_sections(root)
-    ours = ConfigNode(children={key: node for key, node in root.children.items() if field_named(AppSettings, key)})
-    binding = bind(ours, AppSettings, Placeholders(configuration.lookup), empty_is_given=False)
+    binding = bind(_ours(root), AppSettings, Placeholders(configuration.lookup), empty_is_given=False)
     try:
         return AppSettings(configuration, **binding.values)
     except ValidationError as exc:
         raise binding.explain(exc) from None  # pydantic's own text may contain a secret
+
+
+def _ours(root: ConfigNode) -> ConfigNode:
+    return ConfigNode(children={key: node for key, node in root.children.items() if field_named(AppSettings, key)})
+
+
+_NAME_SERVER = "rocketmq.name-server"
+_STORE_PATH = ("mqtemplate", "broker", "store-path")
+_OF_SERVERS = (("mqtemplate", "server"), _STORE_PATH)
+"""Keys that an application of a cluster does not read."""
+_OF_APPLICATIONS = (
+    ("rocketmq",),
+    *(("mqtemplate", name) for name in ("middlewares", "listener", "schedules", "spark", "cluster")),
+)
+"""Keys that a server does not read."""
+
+
+def _shared_settings(configuration: Configuration, *, for_server: bool) -> AppSettings | None:
+    """Return the settings without the keys that only another program reads; None if there are no such keys.
+
+    Raises:
+        ConfigurationError: The settings are invalid nevertheless, or one of those keys does not exist.
+    """
+    if not for_server and not _is_of_cluster(configuration):
+        return None
+    root, of_others = configuration.root.copy(), ConfigNode()
+    for path in _OF_APPLICATIONS if for_server else _OF_SERVERS:
+        for node in _remove(root, path):
+            of_others.put(path, UNSET, node.origin).merge(node)
+    if not of_others.children:
+        return None
+    check_names(of_others, AppSettings)
+    origins = dataclasses.replace(configuration.origins, root=root)
+    without = Configuration(configuration.root, configuration.environment, origins, configuration.arguments)
+    return _settings(without, root)
+
+
+def _is_of_cluster(configuration: Configuration) -> bool:
+    """Return True if the settings choose a cluster, such as our server."""
+    found = configuration.lookup(_NAME_SERVER)
+    try:
+        choice = None if found is None else Placeholders(configuration.lookup).resolve(*found)
+        return isinstance(choice, str) and isinstance(parse_name_server(choice), ClusterAddresses)
+    except (ConfigurationError, ValueError):
+        return False  # the error that is raised has the reason
 
 
 def _refuse_near_sections(root: ConfigNode) -> None:
@@ -206,10 +317,6 @@ def _refuse_profiles(documents: Sequence[YamlDocument]) -> None:
             )
 
 
-_NAME_SERVER = "rocketmq.name-server"
-_STORE_PATH = ("mqtemplate", "broker", "store-path")
-
-
 @dataclass(frozen=True, slots=True)
 class CommandLine:
     """Options of ``mqtemplate run`` that change settings.
@@ -253,11 +360,11 @@ class ProcessCommandLine:
 PROCESS = ProcessCommandLine()
 
 
-def _remove(root: ConfigNode, path: tuple[str, ...]) -> None:
+def _remove(root: ConfigNode, path: tuple[str, ...]) -> list[ConfigNode]:
+    """Remove a key in all spellings, and return what was there."""
     parent = root.find(path[:-1])
-    for name in [name for name in (parent.children if parent else {}) if same_key(name, path[-1])]:
-        assert parent is not None
-        del parent.children[name]
+    children = {} if parent is None else parent.children
+    return [children.pop(name) for name in list(children) if same_key(name, path[-1])]
 
 
 _DEFAULT = "default"

@@ -414,7 +414,7 @@ class TimerMessageStore(DelayStore):
         try:
             return self._create_files(self._store.clock.now_ms())
         except StoreFullError as exc:
-            _log.warning("timers.not_created", reason=str(exc))
+            self._stalled_log.warning("timers.not_created", reason=str(exc))
             return None
 
     def _replay_start(self) -> int:

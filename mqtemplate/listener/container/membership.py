@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
+from logging import ERROR
 from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.listener.container.consume_modes import (
     AsyncConsumePool,
     ConcurrentConsumeService,
@@ -143,6 +144,7 @@ class Membership:
         self._wake = wake
         self._on_broken = on_broken
         self._log = _log.bind(listener=endpoint.id, group=settings.group)
+        self._poll_log = LimitedLog(self._log, broker.clock.steady_ms, burst=1)  # each second, until the cause is gone
         self._wake_event = threading.Event()
         self._next_poll_ms = 0
         self._resume_ms: int | None = None  # end of a pause that a middleware or handler requested
@@ -438,9 +440,9 @@ class Membership:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
         if not is_kind(error, (BrokerClosedError, ForkedError)):
             if is_kind(error, BrokerError):
-                self._log.warning("listener.poll_failed", reason=safe_text(error), retry_in_ms=_RETRY_POLL_MS)
+                self._poll_log.warning("listener.poll_failed", reason=safe_text(error), retry_in_ms=_RETRY_POLL_MS)
             else:
-                self._log.error("listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
+                self._poll_log.log(ERROR, "listener.poll_failed", exc_info=error, retry_in_ms=_RETRY_POLL_MS)
             self._next_poll_ms = self._clock.steady_ms() + _RETRY_POLL_MS
             return self._next_poll_ms
         self._break("listener.broker_closed")

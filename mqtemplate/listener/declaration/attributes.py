@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, TypeVar, get_type_hints
 
 from mqtemplate.callables import lazy_kind, load_name, name_of_callable, own_mark, refuse_bare
-from mqtemplate.durations import duration_ms, format_ms
+from mqtemplate.durations import duration_ms, format_ms, warn_of_unit
 from mqtemplate.errors import ListenerError
 from mqtemplate.numbers import parse_number
 from mqtemplate.user_code import did_you_mean, shown
@@ -34,11 +34,13 @@ class Attribute:
         default: Value where the decorator does not name the attribute; it may hold placeholders.
         allowed: End of the sentence "… must be" for errors.
         read: Function that converts a value without placeholders. It raises one of `NOT_READABLE` otherwise.
+        unit_ms: Unit of numbers, if a number draws a `UnitWarning` where the decorator has it; otherwise 0.
     """
 
     default: object
     allowed: str
     read: Callable[[Any], Any]
+    unit_ms: int = 0
 
 
 def as_written(default: object) -> Attribute:
@@ -168,6 +170,7 @@ class ListenerDecorator:
                 f"{self.name} needs the group whose members share the messages of {shown(topic)}; write {form}"
             )
         self.check_names(given)
+        self._warn_of_units(given)
         spec = ListenerSpec(topics=self.topics_of(topic), consumer_group=consumer_group, attributes=given)
 
         def decorate(target: _Target) -> _Target:
@@ -217,6 +220,15 @@ class ListenerDecorator:
             if name not in table:
                 hint = did_you_mean(name, table, f"known attributes are {', '.join(table)}")
                 raise TypeError(f"{self.name} has no attribute {name!r}; {hint}")
+
+    def _warn_of_units(self, given: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            attribute = _table(self.declaration)[name]
+            if attribute.unit_ms and _is_readable(attribute, value):
+                is_several = isinstance(value, list | tuple) or (isinstance(value, str) and "," in value)
+                parts = value.split(",") if isinstance(value, str) else value if is_several else [value]
+                for part in parts:
+                    warn_of_unit(f"{name}: {{}}" if is_several else f"{name}={{}}", part, attribute.unit_ms)
 
     def topics_of(self, topic: Any) -> tuple[str, ...]:
         """Return the names of topics that a decorator gives; raise `ListenerError` if they are not names."""
@@ -268,6 +280,15 @@ def check_handler(handler: object, where: str) -> None:
 def _table(declaration: type) -> dict[str, Attribute]:
     hints = get_type_hints(declaration, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def _is_readable(attribute: Attribute, value: object) -> bool:
+    """Return True for an allowed value; False for one that is refused later, and for one with placeholders."""
+    try:
+        attribute.read(value)
+    except NOT_READABLE:
+        return False
+    return True
 
 
 def _read(listener: str, name: str, attribute: Attribute, given: object, resolve: Resolve) -> Any:

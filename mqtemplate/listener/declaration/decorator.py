@@ -101,7 +101,7 @@ class ListenerAttributes(TypedDict, total=False):
     """Middlewares around each call of the handler, the outermost first, inside of the shared middlewares: objects,
     classes that the application builds, or dotted names of these."""
 
-    retry: Annotated[Sequence[Duration] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule)]
+    retry: Annotated[Sequence[Duration] | Backoff | str | None, Attribute(None, SCHEDULE_FORMS, read_schedule, 1_000)]
     """Delays before the retries: ``["5s", "1m", "1h"]``, or a `Backoff`. After the last retry the message goes to the
     dead letter topic. None: ``mqtemplate.listener.retry``, and without it 10 s, 30 s, 1 m, … 2 h as in RocketMQ."""
     retry_for: Annotated[ExceptionTypes, exceptions()]

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar, Unpack
 
 from mqtemplate.callables import refuse_bare
+from mqtemplate.durations import with_unit
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.tags import is_of_class
 from mqtemplate.template.options import SEND_OPTIONS, SendOptions, shows_send_options
@@ -37,7 +38,7 @@ class Send:
         self.destination = destination
         self.payload = payload
         self.delay_level = delay_level
-        self.options = options
+        self.options = _with_units(options)
 
     def __repr__(self) -> str:
         return f"Send({self.destination!r}, {self.payload!r})"
@@ -76,7 +77,7 @@ def publishes(destination: str, delay_level: int = 0, **options: Unpack[SendOpti
     """
     refuse_bare("@publishes", destination, "@publishes('invoices')", ListenerError)
     _check_options("@publishes", options)
-    spec = PublishSpec(destination, delay_level, options)
+    spec = PublishSpec(destination, delay_level, _with_units(options))
 
     def mark(target: _Target) -> _Target:
         if not callable(target):
@@ -92,6 +93,13 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
     if unknown:
         known = ", ".join(sorted(SEND_OPTIONS))
         raise TypeError(f"{name} has no option {min(unknown)!r}; it has delay_level, {known}")
+
+
+def _with_units(options: SendOptions) -> SendOptions:
+    """Return options for a later send: a delay without a unit draws its warning where it is written."""
+    if "delay" in options:
+        options["delay"] = with_unit("delay", options["delay"])
+    return options
 
 
 def publish_specs(handler: Callable[..., object]) -> tuple[PublishSpec, ...]:

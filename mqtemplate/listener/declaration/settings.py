@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
-from mqtemplate.durations import Duration, duration_ms, format_ms
+from mqtemplate.durations import Duration, duration_ms, format_ms, warn_of_unit
 from mqtemplate.errors import ListenerError
 from mqtemplate.selectors.tags import Selector
 
@@ -18,8 +18,7 @@ _MAX_RETRIES = 10_000
 _LONGEST_DELAY_MS = 40 * 86_400_000
 
 SCHEDULE_FORMS = (
-    "delays such as ['5s', '1m', '1h'] (text with the units d h m s ms, a timedelta, or seconds, up to 40d), or "
-    "a Backoff"
+    "delays such as ['5s', '1m', '1h'] (text with the units d h m s ms, or a timedelta, up to 40d), or a Backoff"
 )
 """End of the sentence "retry must be …"."""
 
@@ -52,7 +51,7 @@ class Backoff:
         Backoff("1s", factor=2, maximum="1h", jitter=0.1, attempts=10)  # 1s, 2s, 4s, … before 9 retries
 
     Args:
-        first: Duration before the first retry: ``"1s"``, a timedelta, or seconds.
+        first: Duration before the first retry: ``"1s"`` or a timedelta.
         factor: 1 or more.
         maximum: Longest delay.
         jitter: Random share of each delay, 0 to 1: with 0.1 a delay is 90 to 110 percent of the computed one, so that
@@ -78,6 +77,8 @@ class Backoff:
         self._check("jitter", _is_number(self.jitter) and 0 <= self.jitter <= 1, "a number from 0 to 1")
         is_whole = _is_number(self.attempts) and self.attempts % 1 == 0
         self._check("attempts", is_whole and 1 <= self.attempts <= _MAX_RETRIES + 1, "a whole number from 1 to 10001")
+        for name in ("first", "maximum"):
+            warn_of_unit(f"Backoff: {name}={{}}", getattr(self, name), 1_000)
         object.__setattr__(self, "_first_ms", first_ms)
         object.__setattr__(self, "_maximum_ms", maximum_ms)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeGuard, TypeVar
 
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, warn_of_unit
 from mqtemplate.errors import ConversionError, Picklable
 from mqtemplate.futures import running_loop
 from mqtemplate.listener.declaration.settings import retry_delay_ms
@@ -96,7 +96,7 @@ class RetryLater(Picklable):  # a request of the handler, not an error of the li
     It counts as a retry: after the last one the message is a dead letter.
 
     Args:
-        delay: Time until the retry, such as ``"10m"``, a timedelta, or seconds; None: as the listener's schedule says.
+        delay: Time until the retry: ``"10m"`` or a timedelta; None: as the listener's schedule says.
         reason: Cause for the log.
 
     Raises:
@@ -108,6 +108,7 @@ class RetryLater(Picklable):  # a request of the handler, not an error of the li
             self.delay_ms = None if delay is None else retry_delay_ms(delay)
         except ValueError as error:
             raise ValueError(f"RetryLater: delay must be {error}") from None
+        warn_of_unit("RetryLater: delay={}", delay, 1_000)
         super().__init__(reason or "the handler requested a retry")
 
 

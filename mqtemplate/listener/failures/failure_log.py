@@ -102,8 +102,14 @@ class FailureLog:
         return fields
 
     def send_back_failed(self, message: MessageExt, error: BaseException, retry_in_ms: int) -> None:
-        """Report a message that the broker did not take back."""
-        self._log.error("listener.send_back_failed", exc_info=error, retry_in_ms=retry_in_ms, **_log_fields(message))
+        """Report a message that the broker did not take back. The stack of an error of this library says nothing."""
+        fields = _log_fields(message) | {"retry_in_ms": retry_in_ms}
+        if is_kind(error, MQTemplateError):
+            self._log.error("listener.send_back_failed", reason=safe_text(error), **fields)
+        elif repeated := self._stacks.count(error):
+            self._log.error("listener.send_back_failed", reason=error_text(error), repeated=repeated, **fields)
+        else:
+            self._log.error("listener.send_back_failed", exc_info=error, **fields)
 
     def blocked(self, messages: Sequence[MessageExt], blocked_ms: int, stack: str, next_step: str) -> None:
         """Report a hanging handler with the stack of its thread."""

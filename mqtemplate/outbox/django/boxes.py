@@ -92,7 +92,7 @@ class DjangoOutbox(RelayedOutbox):
         Without *delay* and *deliver_at*, deliver them now. Other arguments as in `cancel`.
 
         Args:
-            delay: Counted from this call; a number is seconds.
+            delay: ``"3h"`` or a timedelta, counted from this call.
             deliver_at: An aware datetime, or epoch milliseconds.
 
         Raises:

@@ -208,6 +208,7 @@ class RequestCode(_Code):
     SEND_SEQUENCED_MESSAGES = 500_010
     GET_PENDING_POSITIONS = 500_011
     GET_RECORD_BLOCK = 500_020
+    RELOAD_CONFIG = 500_030
 
 
 class ResponseCode(_Code):

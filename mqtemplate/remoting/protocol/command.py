@@ -64,9 +64,20 @@ class RemotingCommand:
         *,
         remark: str | None = None,
     ) -> RemotingCommand:
-        """Return our response to this request: with its opaque, our own version, and a JSON header."""
-        ext_fields = {} if header is None else header.to_ext_fields()
-        return RemotingCommand(code, self.opaque, FLAG_RESPONSE, remark=remark, ext_fields=ext_fields, body=body)
+        """Return our response to this request: with its opaque, the encoding of its header, and our own version.
+
+        A client may read the encoding only in which it writes: the Rust client ``rocketmq-client-v4`` does.
+        """
+        fields = {} if header is None else header.to_ext_fields()
+        return RemotingCommand(
+            code,
+            self.opaque,
+            FLAG_RESPONSE,
+            remark=remark,
+            ext_fields=fields,
+            body=body,
+            serialize_type=self.serialize_type,
+        )
 
     @property
     def is_response(self) -> bool:

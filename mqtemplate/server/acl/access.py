@@ -87,6 +87,16 @@ class AccessControl:
         self.accounts = {} if settings is None else {account.access_key: account for account in settings.accounts}
         self.client_ids = ClientIds()
 
+    def change_accounts(self, settings: AclSettings) -> set[str]:
+        """Use the accounts of other settings, from the next request on. Return the access keys that have changed.
+
+        Args:
+            settings: The window for repeated signatures stays as it was.
+        """
+        before, after = self.accounts, {account.access_key: account for account in settings.accounts}
+        self.accounts = after  # in one step: other threads read it
+        return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+
     def may(self, access_key: str | None, topic: str, right: Right) -> bool:
         """Return True if an account has *right* on a topic, or access control is disabled."""
         if self.settings is None:

@@ -11,7 +11,7 @@ from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SIGNATURE, is_signed_wi
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.access import AccessControl, refusal_code
-from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS
+from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS, ROUTES
 from mqtemplate.server.acl.settings import Account, AclSettings
 
 _log = get_logger("mqtemplate.acl")
@@ -70,6 +70,7 @@ class AclGuard:
     def __init__(self, access: AccessControl, settings: AclSettings, clock: Clock) -> None:
         self._access = access
         self._repeated = RepeatedSignatures(clock, settings.replay_window_ms) if settings.replay_window_ms > 0 else None
+        self._unsigned = frozenset() if settings.sign_routes or settings.is_private else ROUTES
         self._logged: set[tuple[int, str]] = set()
         self._limited_log = LimitedLog(_log, clock.steady_ms)
 
@@ -96,6 +97,8 @@ class AclGuard:
 
     def _refusal(self, request: RemotingCommand) -> str | None:
         access_key = request.ext_fields.get(ACCESS_KEY)
+        if access_key is None and request.code in self._unsigned:
+            return None
         if access_key is None:
             return "access control is enabled: configure the client with an access key and a secret key"
         account = self._access.accounts.get(access_key)

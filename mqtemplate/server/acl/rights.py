@@ -112,14 +112,18 @@ def _pending(request: RemotingCommand) -> list[Need]:
 ANY_ACCOUNT: Mapping[int, str] = MappingProxyType(
     {
         # A client requests routes before it sends or subscribes.
-        RequestCode.GET_ROUTEINFO_BY_TOPIC: "any account",
-        RequestCode.GET_BROKER_CLUSTER_INFO: "any account",
+        RequestCode.GET_ROUTEINFO_BY_TOPIC: "without an account too; with `sign-routes` any account",
+        RequestCode.GET_BROKER_CLUSTER_INFO: "without an account too; with `sign-routes` any account",
         # A reply is only forwarded to the producer of the request. It is bound to its account: see `ClientIds`.
         RequestCode.SEND_REPLY_MESSAGE: "any account",
         RequestCode.SEND_REPLY_MESSAGE_V2: "any account",
     }
 )
 """Codes that each account may request."""
+
+ROUTES = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO})
+"""Codes that need no signature, unless `AclSettings.sign_routes` is set. RocketMQ's name server checks none, and pull
+consumers of the Go client v2 never sign them."""
 
 _CONSUMED = RequestRights("SUB on the group and SUB on the topic", _consumed)
 _LOCKED = RequestRights("SUB on the group", _locked)
@@ -156,6 +160,7 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.GET_MIN_OFFSET: _EITHER,
         RequestCode.GET_EARLIEST_MSG_STORETIME: _EITHER,
         RequestCode.QUERY_MESSAGE: _topic_field("topic", Right.SUB),
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic_field("topic", Right.SUB),
         RequestCode.CANCEL_DELAYED_MESSAGE: _CHANGED,
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: _CHANGED,
         RequestCode.GET_PENDING_MESSAGES: _PENDING,
@@ -195,5 +200,6 @@ CHANGES = frozenset(
     }
 )
 """Codes that change something and that no client repeats unchanged. Clients repeat all others: heartbeats, pulls,
-commits of offsets, locks, registrations of brokers. ``mqadmin deleteTopic`` sends DELETE_TOPIC_IN_NAMESRV with the
-fields of DELETE_TOPIC_IN_BROKER, so with the same signature. It is left out: a broker registers its topics again."""
+commits of offsets, locks, registrations of brokers, reloads. ``mqadmin deleteTopic`` sends DELETE_TOPIC_IN_NAMESRV
+with the fields of DELETE_TOPIC_IN_BROKER, so with the same signature. It is left out: a broker registers its topics
+again."""

@@ -131,6 +131,7 @@ class AclSettings:
         accounts: All accounts. Without accounts every request is refused.
         replay_window_ms: Time in which a signature may not be used again by a request that changes something. 0: it may
             be used again at any time.
+        sign_routes: True: requests for routes need a signature too.
         is_private: True: the process created the only account, for processes that it starts itself.
 
     Raises:
@@ -139,6 +140,7 @@ class AclSettings:
 
     accounts: tuple[Account, ...] = ()
     replay_window_ms: int = 0
+    sign_routes: bool = False
     is_private: bool = False
 
     def __post_init__(self) -> None:

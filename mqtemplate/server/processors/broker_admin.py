@@ -7,7 +7,6 @@ Source: RocketMQ ``broker: AdminBrokerProcessor``. ``mqadmin`` reads the values 
 from __future__ import annotations
 
 import json
-import shutil
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrapper, QueueTimeSpan
+from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.bodies.route import (
     BrokerStatsData,
     BrokerStatsItem,
@@ -276,8 +276,11 @@ class QueueStatistics:
 
 _log = get_logger("mqtemplate.admin")
 
+Reload = Callable[[str], ReloadedConfig]
+"""Reads the configuration of a server again, for a reason."""
+
 _DELAY_LEVELS = "messageDelayLevel"
-"""The only setting that can be changed while the broker runs."""
+"""The only setting that this request changes. The engine stores the change, so it survives a restart."""
 
 _QUEUES = [f"{name}ThreadPoolQueue" for name in ("send", "pull", "query", "litePull", "ack")]
 _CONSTANTS = {
@@ -298,6 +301,7 @@ class BrokerAdminProcessor:
     Attributes:
         address: Returns the address that clients connect to.
         boot_ms: When the server was created.
+        reload: Reads the configuration of the server again. The argument is the reason, for the log.
     """
 
     engine: Engine
@@ -306,6 +310,7 @@ class BrokerAdminProcessor:
     traffic: Traffic
     address: Callable[[], str]
     boot_ms: int
+    reload: Reload
 
     # --- runtime information -------------------------------------------------------------------
 
@@ -344,11 +349,12 @@ class BrokerAdminProcessor:
         }
 
     def _disk_info(self) -> dict[str, str]:
-        ratio = f"{self.engine.store.store_files.disk_used_ratio():.4f}"
+        usage = self.engine.store.store_files.disk_usage()
+        ratio = f"{0.0 if usage is None else usage.used_ratio:.4f}"
         info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
-        if (path := self.engine.path) is not None:
-            usage = shutil.disk_usage(path)
-            info["commitLogDirCapacity"] = f"Total : {_bytes_text(usage.total)}, Free : {_bytes_text(usage.free)}."
+        if usage is not None:
+            total = _bytes_text(usage.used + usage.free)
+            info["commitLogDirCapacity"] = f"Total : {total}, Free : {_bytes_text(usage.free)}."
         return info
 
     def _earliest_ms(self) -> int:
@@ -430,8 +436,8 @@ class BrokerAdminProcessor:
         if fixed:
             raise RefusedError(
                 ResponseCode.NO_PERMISSION,
-                f"{', '.join(fixed)} cannot be changed while the broker runs, only {_DELAY_LEVELS} can; change "
-                "application.yml and restart the broker",
+                f"{', '.join(fixed)} cannot be changed by this request, only {_DELAY_LEVELS} can; change "
+                "application.yml, and let the broker read it: mqtemplate reload says which keys need a restart",
             )
         if _DELAY_LEVELS in requested:
             try:
@@ -439,6 +445,10 @@ class BrokerAdminProcessor:
             except ConfigurationError as exc:
                 raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
         _log.info("admin.config_updated", names=sorted(requested), by=str(connection.remote))
+
+    @answers(RequestCode.RELOAD_CONFIG, slow=True)
+    def _reload(self, connection: Connection) -> ReloadedConfig:
+        return self.reload(f"request of {connection.remote}")
 
 
 def _parse_properties(text: str) -> dict[str, str]:

@@ -434,6 +434,7 @@ def _query(header: own.PendingQueryRequestHeader) -> PendingQuery:
         tag=header.tag,
         before_ms=header.before_time,
         after_ms=header.after_time,
+        newest=header.newest,
         namespace=header.namespace,
     )
 

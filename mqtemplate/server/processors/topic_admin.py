@@ -35,7 +35,7 @@ from mqtemplate.server.state.remote_clients import connection_of, subscription_d
 from mqtemplate.server.state.topics import TopicConfigs, apply_attributes, queue_id_error
 from mqtemplate.services import wall_time
 from mqtemplate.store.tables import ConsumerOffsets
-from mqtemplate.topics import SYSTEM_TOPICS
+from mqtemplate.topics import SYSTEM_TOPICS, is_system_group
 
 T = TypeVar("T")
 
@@ -172,10 +172,15 @@ class GroupAdmin:
     def _list(
         self, query: headers.GetAllSubscriptionGroupRequestHeader
     ) -> tuple[headers.GetAllSubscriptionGroupResponseHeader, bodies.SubscriptionGroupWrapper]:
-        table = self.groups.all()
+        table = self._known()
         wanted = page(table, query.group_seq, query.max_group_num)
         body = bodies.SubscriptionGroupWrapper(subscription_group_table=wanted, data_version=self.groups.version)
         return headers.GetAllSubscriptionGroupResponseHeader(total_group_num=len(table)), body
+
+    def _known(self) -> dict[str, bodies.SubscriptionGroupConfig]:
+        """Return all groups, also those that only have offsets: an embedded broker on the folder stored no settings."""
+        names = (name for name in self.offsets.groups() if not is_system_group(name))
+        return {name: bodies.SubscriptionGroupConfig(group_name=name) for name in names} | self.groups.all()
 
     # --- connected clients ---------------------------------------------------------------------
 
@@ -299,7 +304,7 @@ class OffsetAdmin:
     def _all_consume_stats(self, query: headers.GetConsumeStatsInBrokerHeader) -> bodies.ConsumeStatsList:
         stats: list[dict[str, list[bodies.ConsumeStats]]] = []
         lag = 0
-        for group in sorted(self.groups.all()):
+        for group in sorted(self.offsets.groups() | set(self.groups.all())):
             configs = self._existing(self._subscribed(group, self.offsets.topics_of(group)))
             wanted = [config for config in configs if config.order or not query.is_order]
             by_topic = [self.statistics.consume_stats(group, [config]) for config in wanted]

@@ -9,7 +9,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from logging import ERROR
@@ -138,6 +138,13 @@ class PullHold:
         with self._lock:
             for pull in list(self._of_connection.get(connection, ())):
                 self._remove(pull)
+
+    def answer_for(self, accounts: Set[str]) -> None:
+        """Answer the held pulls of accounts whose rights have changed: their next pulls are checked again."""
+        with self._lock:
+            pulls = [pull for held in self._of_connection.values() for pull in held if pull.caller.account in accounts]
+        for pull in pulls:
+            self._repeat(pull, is_last=True)
 
     def _remove(self, pull: HeldPull) -> bool:
         """Remove a pull. Return False if another thread removed it before."""

@@ -130,7 +130,7 @@ class BatchWork:
                     return
                 reason = f"{type_name(exc)}: {summary_of(exc)}"
                 log.warning("spark.attempt_failed", reason=reason, attempts=settings.max_attempts)
-                if self.wait(settings.retry_delay * 2 ** (attempt - 1)):
+                if self.wait(settings.retry_delay * 2 ** (attempt - 1) / 1_000):
                     raise exc from exc.__cause__
             else:
                 sent_back = self.redelivery.send(batch.query_id, batch.batch_id, self._delayed(failed))

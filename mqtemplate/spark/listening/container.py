@@ -45,7 +45,7 @@ _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _PROGRESS_S = 1
-_MAX_RESTART_DELAY_S = 300.0
+_MAX_RESTART_DELAY_MS = 300_000
 
 
 class _StoppingError(Exception):
@@ -334,8 +334,8 @@ class SparkListenerContainer:
     def _restart(self) -> None:
         """Start the query again, unless the restarts are used up; wait before, longer each time."""
         while self._error is not None and self._restarts < self.settings.max_restarts:
-            delay_s = min(self.settings.restart_delay * 2**self._restarts, _MAX_RESTART_DELAY_S)
-            if self._stopping.wait(delay_s):
+            delay_ms = min(self.settings.restart_delay * 2**self._restarts, _MAX_RESTART_DELAY_MS)
+            if self._stopping.wait(delay_ms / 1_000):
                 return
             self._restarts += 1
             self.monitor.restarts.add()

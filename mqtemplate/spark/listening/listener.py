@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, TypedDict, TypeVar, Unpack
 
-from mqtemplate.durations import ALLOWED, Duration, duration_ms
+from mqtemplate.durations import ALLOWED, Duration, duration_ms, is_duration_text
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration import attributes as declared
 from mqtemplate.listener.declaration.attributes import Attribute, ListenerDecorator, ListenerSpec, Resolve
@@ -72,17 +72,26 @@ def _one_of(*words: str) -> Attribute:
     return Attribute(words[0], allowed, known.__getitem__)
 
 
-def _delay_ms(value: Duration | None) -> int | None:
-    return None if value is None else duration_ms(value, 1_000)
-
-
 def _trigger(value: timedelta | str) -> timedelta | str:
     if isinstance(value, timedelta) or value == AVAILABLE_NOW or _INTERVAL.fullmatch(value):
         return value
+    if is_duration_text(value):
+        return timedelta(milliseconds=duration_ms(value))
     raise ValueError(value)
 
 
-_TRIGGER = Attribute(timedelta(seconds=1), f"a timedelta, a text such as '5 seconds', or {AVAILABLE_NOW!r}", _trigger)
+def _delay(default: str | None) -> Attribute:
+    """Return an attribute that takes a duration; None is a value only if it is the default."""
+
+    def read(value: Duration | None) -> int | None:
+        return None if value is None and default is None else duration_ms(value, 1_000)
+
+    return Attribute(default, ALLOWED, read, 1_000)
+
+
+_TRIGGER = Attribute(
+    timedelta(seconds=1), f"'5s', a timedelta, an interval of Spark such as '5 seconds', or {AVAILABLE_NOW!r}", _trigger
+)
 
 
 class SparkListenerAttributes(TypedDict, total=False):
@@ -100,7 +109,7 @@ class SparkListenerAttributes(TypedDict, total=False):
     """``payload`` of a body that cannot be read: ``null`` (its fields are null), ``fail`` the batch, or send only such
     rows to the dead-letter topic (``dlq``)."""
     trigger: Annotated[timedelta | str, _TRIGGER]
-    """Time between two batches: a timedelta, ``"5 seconds"``, or `AVAILABLE_NOW`."""
+    """Time between two batches: ``"5s"``, a timedelta, Spark's ``"5 seconds"``, or `AVAILABLE_NOW`."""
     max_offsets_per_trigger: Annotated[int | str, declared.number(100_000, 1)]
     """Maximum number of messages in a batch, before tags are selected."""
     min_partitions: Annotated[int | None, declared.as_written(None)]
@@ -111,26 +120,26 @@ class SparkListenerAttributes(TypedDict, total=False):
     """True: the query ends if messages that it should read are gone. False: it continues after them."""
     max_attempts: Annotated[int | str, declared.number(3, 1)]
     """Number of calls for one batch before *on_failure*."""
-    retry_delay: Annotated[float, declared.as_written(1.0)]
-    """Seconds before the second attempt; doubled before each further one."""
+    retry_delay: Annotated[Duration, _delay("1s")]
+    """Time before the second attempt, ``"1s"`` or a timedelta; doubled before each further one."""
     on_failure: Annotated[str, _one_of("stop", "redeliver", "dlq")]
     """After the last attempt: ``stop`` ends the query, and a restart handles the same batch again. ``redeliver`` sends
     the rows through the retry topic and goes on. ``dlq`` sends them to the dead-letter topic and goes on."""
     max_redeliveries: Annotated[int | str, declared.number(16, 0)]
     """Retries of a row that was sent back, before it goes to the dead-letter topic."""
-    redelivery_delay: Annotated[Duration | None, Attribute(None, ALLOWED, _delay_ms)]
+    redelivery_delay: Annotated[Duration | None, _delay(None)]
     """Delay of such a retry; None: the broker's retry delays, from 10 s to 2 h."""
     max_restarts: Annotated[int | str, declared.number(0, 0)]
     """Restarts of a query that ended with an error, without a successful batch in between."""
-    restart_delay: Annotated[float, declared.as_written(10.0)]
-    """Seconds before the first restart; doubled before each further one, up to 5 minutes."""
+    restart_delay: Annotated[Duration, _delay("10s")]
+    """Time before the first restart, ``"10s"`` or a timedelta; doubled before each further one, up to 5 minutes."""
     checkpoint: Annotated[str | None, declared.as_written(None)]
     """Folder for the progress of the query; by default one named by group and topics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparkListenerSettings:
-    """Resolved attributes of a Spark listener."""
+    """Resolved attributes of a Spark listener. The delays are milliseconds."""
 
     topics: tuple[str, ...]
     consumer_group: str
@@ -143,12 +152,12 @@ class SparkListenerSettings:
     include_properties: bool
     fail_on_data_loss: bool
     max_attempts: int
-    retry_delay: float
+    retry_delay: int
     on_failure: str
     max_redeliveries: int
     redelivery_delay: int | None
     max_restarts: int
-    restart_delay: float
+    restart_delay: int
     checkpoint: str | None
 
 

@@ -9,8 +9,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from mqtemplate.broker import Broker
-from mqtemplate.durations import Duration, duration_ms
-from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.durations import Duration, option_ms
+from mqtemplate.errors import ConfigurationError, DelayError, MQTemplateError
 from mqtemplate.pending import ScheduleChange
 from mqtemplate.spark.location.location import BrokerLocation
 
@@ -67,14 +67,15 @@ def reschedule_pending(
 
     Args:
         rows: Has the column ``handle``; and ``newDeliverTime`` (timestamp), unless *delay* is given.
-        delay: Delay of all messages, counted from now; a number is seconds.
+        delay: Delay of all messages, ``"3h"`` or a timedelta, counted from now.
 
     Returns:
         As `cancel_pending`, with the status ``RESCHEDULED``. The view lists the new handles.
     """
     _check_columns(rows, "handle", *(() if delay is not None else ("newDeliverTime",)))
+    delay_ms = 0 if delay is None else option_ms("delay", delay, DelayError)
     with _opened(store, name_server, client_file, broker) as delayed:
-        times = _deliver_times(rows, None if delay is None else delayed.clock.now_ms() + duration_ms(delay, 1_000))
+        times = _deliver_times(rows, None if delay is None else delayed.clock.now_ms() + delay_ms)
         changed = [
             each
             for deliver_ms, group in groupby(sorted(times), key=lambda each: each[0])

@@ -23,8 +23,6 @@ from mqtemplate.remoting.protocol.messages import BATCH_FRONT_FIELDS, LONGEST_PR
 from mqtemplate.spark.sink.options import COLUMNS, SinkOptions
 from mqtemplate.topics import check_send_topic
 
-_MAX_LEVEL = 18
-
 
 class OutgoingRow(NamedTuple):
     """A message, and what the row says about its queue.
@@ -123,9 +121,7 @@ class RowReader:
         if len(given) > 1:
             raise MessageError(f"it has {' and '.join(given)}; a message has one delay")
         if level:
-            if not 0 < level <= _MAX_LEVEL:
-                raise MessageError(f"delayLevel must be 0..{_MAX_LEVEL}, got {level}")
-            sent[Property.DELAY] = str(level)
+            sent[Property.DELAY] = str(level)  # the broker has the table, and refuses what is not in it
         elif delay is not None:
             sent[Property.TIMER_DELAY_MS] = str(duration_ms(delay, 1_000))
         elif deliver_time is not None:

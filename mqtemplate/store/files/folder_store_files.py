@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
+import os
 import shutil
 from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -15,7 +18,7 @@ from mqtemplate.store.files.disk import Disk, disk_errors, link_error, make_fold
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue, check_length
 from mqtemplate.store.files.folder_lock import FolderLock
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
-from mqtemplate.store.files.store_files import ABORT_FILE, StoreFiles
+from mqtemplate.store.files.store_files import ABORT_FILE, DiskUsage, StoreFiles
 
 
 class FolderStoreFiles(StoreFiles):
@@ -161,11 +164,10 @@ class FolderStoreFiles(StoreFiles):
         with disk_errors("read", path):
             return dict(self._disk.list_files(path))
 
-    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
-        usage = shutil.disk_usage(self.root)
-        if roomy_bytes is not None and usage.free >= roomy_bytes:
-            return 0.0
-        return usage.used / max(usage.used + usage.free, 1)  # as df: blocks reserved for root do not count
+    def disk_usage(self) -> DiskUsage:
+        with disk_errors("read", self.root):
+            usage = shutil.disk_usage(self.root)
+        return DiskUsage(usage.used, usage.free)
 
 
 STORE_ENTRIES = ("commitlog", "lock")
@@ -204,11 +206,15 @@ class SnapshotStoreFiles(FolderStoreFiles):
                 path = self._path(name)
                 with disk_errors("read", path):
                     self._wheels[name] = length, self._disk.read_parts(path) or []
-        for name in super().file_sizes("config"):
+        config = self._path("config")
+        with disk_errors("read", config):
+            names = sorted(each.name for each in config.iterdir()) if config.exists() else []
+        for name in names:
             self._copy(f"config/{name}")
 
     def _copy(self, name: str) -> None:
-        self._contents[name] = super().read_bytes(name)
+        with contextlib.suppress(StoreError):  # the reader of the file gets the error, as from the folder itself
+            self._contents[name] = super().read_bytes(name)
 
     def lock(self) -> None:
         return
@@ -228,13 +234,16 @@ class SnapshotStoreFiles(FolderStoreFiles):
         else:
             return PrivateFile(path, size) if path.exists() else MappedFile(size)
         check_length(path, length, size)
-        file = MappedFile(size)
-        for at, data in parts:
-            file.write_mapped(at, data[: max(size - at, 0)])
-        return file
+        return _CopiedFile(path, size, parts)
 
     def _open_queue(self, folder: str, size: int, *, rebuildable: bool) -> MappedFileQueue:
-        return _SnapshotQueue(self._path(folder), size, self._disk, rebuildable=rebuildable)
+        path = self._path(folder)
+        if rebuildable:
+            make_folder(self.root / Path(folder).parts[0], self._disk)
+        return _SnapshotQueue(path, size, self._disk, self._is_deleted, rebuildable=rebuildable)
+
+    def _is_deleted(self, path: Path) -> bool:
+        return self._contents.get(path.relative_to(self.root).as_posix(), b"") is None
 
     # --- small files ---------------------------------------------------------------------------
 
@@ -254,6 +263,17 @@ class SnapshotStoreFiles(FolderStoreFiles):
         prefix = f"{folder}/" if folder else ""
         sizes = super().file_sizes(folder)
         return {name: size for name, size in sizes.items() if self._contents.get(prefix + name, b"") is not None}
+
+
+class _CopiedFile(MappedFile):
+    """A file of the disk that was copied to memory: those of its parts that are not zero."""
+
+    def __init__(self, path: Path, size: int, parts: Sequence[tuple[int, bytes]]) -> None:
+        super().__init__(size)
+        self.path = path
+        self.is_new = not any(data for _, data in parts)
+        for at, data in parts:
+            self.write_mapped(at, data[: max(size - at, 0)])
 
 
 class PrivateFile(MappedFile):
@@ -289,12 +309,30 @@ def _opened(path: Path) -> BinaryIO:
 
 
 class _SnapshotQueue(DiskFileQueue):
-    """The files of a folder. Those that are added stay in memory, and removed ones stay on the disk."""
+    """The files of a folder. Those that are added stay in memory, and removed ones stay on the disk.
+
+    What would keep a file from being added on the disk is an error here, too: another kind of file in its place.
+
+    Args:
+        is_deleted: Returns True for a file that the broker of the snapshot has deleted.
+    """
+
+    def __init__(
+        self, folder: Path, file_size: int, disk: Disk, is_deleted: Callable[[Path], bool], *, rebuildable: bool
+    ) -> None:
+        self._is_deleted = is_deleted
+        super().__init__(folder, file_size, disk, rebuildable=rebuildable)
 
     def _existing_file(self, path: Path, *, grows: bool) -> MappedFile:
         return PrivateFile(path, self.file_size, grows=grows)
 
     def new_file(self, start: int) -> MappedFile:
+        make_folder(self.folder, self._disk)
+        path = self.path_of(start)
+        with disk_errors("create", path):
+            found = None if self._is_deleted(path) else open_to_read(path)
+        if found is not None:  # one that was dropped at the load
+            found.close()
         return MappedFile(self.file_size)
 
     def _remove_name(self, path: Path) -> None:
@@ -306,7 +344,11 @@ class _SnapshotQueue(DiskFileQueue):
 
 
 class _ReadingDisk(Disk):
-    """The calls that read."""
+    """The calls that read, and what others would have answered."""
+
+    def make_folder(self, folder: Path) -> None:
+        if os.path.lexists(folder):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     def sync_folder(self, folder: Path) -> None:
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
@@ -13,6 +13,18 @@ ABORT_FILE = "abort"
 
 If it exists at the start, the last owner did not close the store. RocketMQ writes the pid alone, and reads neither.
 """
+
+
+class DiskUsage(NamedTuple):
+    """Bytes of a file system, as ``df`` counts them: blocks that are reserved for root are neither used nor free."""
+
+    used: int
+    free: int
+
+    @property
+    def used_ratio(self) -> float:
+        """Used part, 0 to 1."""
+        return self.used / max(self.used + self.free, 1)
 
 
 class StoreFiles(Protocol):
@@ -66,9 +78,9 @@ class StoreFiles(Protocol):
     def file_sizes(self, folder: str) -> dict[str, int]:
         """Return the lengths of the files in a folder, sorted by name."""
 
-    def disk_used_ratio(self, roomy_bytes: int | None = None) -> float:
-        """Return the used part of the disk, 0 to 1; 0 without a disk, or if *roomy_bytes* are free."""
-        return 0.0
+    def disk_usage(self) -> DiskUsage | None:
+        """Return the space of the disk; None without one."""
+        return None
 
     def boot_id(self) -> str:
         """Return an id that changes at each start of the machine; "-" if the system lacks it."""

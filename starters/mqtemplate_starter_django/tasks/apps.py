@@ -18,7 +18,7 @@ class TasksConfig(AppConfig):  # type: ignore[misc]  # Django has no types
 
     def ready(self) -> None:
         """Add the listeners to the messages of the project."""
-        from mqtemplate_starter_django.messages import provide_components
+        from mqtemplate_starter_django.project import provide_components
 
         provide_components(_listeners)
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.utils.crypto import get_random_string
 
 from mqtemplate import Clock
-from mqtemplate_starter_django.messages import messages, outbox, template
+from mqtemplate_starter_django.project import messages, outbox, template
 from mqtemplate_starter_django.tasks.interface import (
     BaseTaskBackend,
     Task,

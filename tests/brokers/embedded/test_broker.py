@@ -319,7 +319,7 @@ def test_a_waiting_poll_ends_when_the_broker_is_closed() -> None:
             return consumer.poll(10, 30_000)
 
         waiting = pool.submit(poll)
-        assert polling.wait(30)
+        assert polling.wait(PATIENCE_S)
         broker.close()
         with pytest.raises(BrokerClosedError, match="this member of group 'g' was closed"):
             waiting.result(30)

@@ -19,9 +19,9 @@ ANYWHERE = HostAddress("127.0.0.1", 0)
 
 
 @contextmanager
-def server(**settings: Any) -> Iterator[LocalCluster]:
+def server(*, clamp_delay_level: bool = False, **settings: Any) -> Iterator[LocalCluster]:
     """Start our own server in this process, with its messages in memory."""
-    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE))
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=ANYWHERE, clamp_delay_level=clamp_delay_level))
     with LocalCluster(engine, BrokerServerSettings(listen=ANYWHERE), **settings) as cluster:
         yield cluster
 

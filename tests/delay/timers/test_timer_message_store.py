@@ -17,6 +17,7 @@ from mqtemplate.services import ServiceThread
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
+from tests.waiting import PATIENCE_S
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
 MULTIPLES = {"slots_total": 70, "roll_window_slots": 10, "log_file_size": 600}
@@ -172,7 +173,7 @@ def test_in_a_thread_on_the_system_clock_no_message_is_early() -> None:
     engine = DelayEngine(clock=SystemClock())
     errors: list[Exception] = []
     thread = ServiceThread(
-        "delay", [engine.schedule, engine.timer], engine.clock, lambda service, error: errors.append(error)
+        "delay", [engine.schedule, engine.timer], engine.clock, lambda service, error, repeated: errors.append(error)
     )
     all_arrived = threading.Event()
     queue = engine.store.consume_queue("orders", 0)
@@ -183,7 +184,7 @@ def test_in_a_thread_on_the_system_clock_no_message_is_early() -> None:
             engine.send(b"", TIMER_DELAY_MS=1 + 7 * number % 90)
         engine.send(b"", TIMER_DELAY_MS=120)
 
-        assert all_arrived.wait(30)
+        assert all_arrived.wait(PATIENCE_S)
     finally:
         thread.stop()
 

@@ -116,6 +116,6 @@ def test_on_a_virtual_clock_as_many_coroutines_wait_as_allowed(app: App) -> None
     assert most == 1
 
     container.set_concurrency(3)
-    app.advance(10_000)
+    app.advance("10s")
 
     assert (most, running) == (3, 0)

@@ -11,7 +11,6 @@ from mqtemplate.message import MessageQueue
 if TYPE_CHECKING:
     from tests.listener.conftest import App
 
-SECOND = 1_000
 ORDERLY = ConsumeMode.ORDERLY
 
 
@@ -36,7 +35,7 @@ def test_a_queue_is_reassigned_between_two_messages_and_none_is_handled_twice(ap
     app.run_until_idle()
     for queue_id in range(4):
         app.send("orders", *"4567", queue_id=queue_id)
-    app.advance(5 * SECOND)
+    app.advance("5s")
 
     assert {name for name, _ in received[3]} == {"first", "second"}
     for queue_id in range(4):
@@ -63,6 +62,6 @@ def test_a_queue_that_another_member_has_locked_is_not_read(app: App) -> None:
     app.broker.groups.commit_offset("billing", queue, 1)
     before.unlock(queue)
     before.close()
-    app.advance(2 * SECOND)
+    app.advance("2s")
 
     assert received == ["b"]

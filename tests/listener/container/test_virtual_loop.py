@@ -65,7 +65,7 @@ def test_a_handler_sleeps_also_where_sleeps_cannot_be_told_from_timeouts(
     monkeypatch.setattr(virtual, "_WAKE_OF_SLEEP", None)
     app.listen(sleeper(done))
     app.send("orders", "a")
-    app.advance(3 * SECOND)
+    app.advance("3s")
 
     assert done == ["a"]
 
@@ -79,7 +79,7 @@ def test_a_timeout_of_asyncio_ends_in_virtual_time(app: App, done: list[str]) ->
 
     app.listen(bill)
     app.send("orders", "a")
-    app.advance(HOUR_S * SECOND)
+    app.advance("1h")
 
     assert done == ["a"]
 
@@ -88,9 +88,9 @@ def test_sleeps_are_the_same_when_a_running_loop_moves_the_clock(app: App, done:
     async def test() -> None:
         app.listen(sleeper(done))
         app.send("orders", "a")
-        app.advance(2 * SECOND)
+        app.advance("2s")
         assert done == []
-        app.advance(1 * SECOND)
+        app.advance("1s")
 
     asyncio.run(test())
 
@@ -109,13 +109,13 @@ def test_a_handler_awaits_the_reply_of_its_own_listener(app: App) -> None:
         if number == 0:
             return 1
         await virtual_sleep(1)
-        return number * await template.async_send_and_receive("numbers", number - 1, int, timeout=HOUR_S * SECOND)
+        return number * await template.async_send_and_receive("numbers", number - 1, int, timeout="1h")
 
     app.listen(factorial)
     assert app.harness
     started_ms = app.broker.clock.now_ms()
 
-    assert template.send_and_receive("numbers", 5, int, timeout=HOUR_S * SECOND) == 120
+    assert template.send_and_receive("numbers", 5, int, timeout="1h") == 120
     assert app.broker.clock.now_ms() == started_ms + 5 * SECOND
 
 
@@ -175,7 +175,7 @@ def test_a_handler_uses_a_socket(app: App, done: list[str], echo_port: int) -> N
 
     app.listen(echoing(done, echo_port))
     app.send("orders", "a", "b")
-    app.advance(60 * SECOND)
+    app.advance("60s")
 
     assert sorted(done) == ["a", "b"]
 
@@ -208,7 +208,7 @@ def test_a_handler_uses_a_thread(app: App, done: list[str]) -> None:
     app.listen(bill)
     app.send("orders", "a")
     threading.Timer(0.01, proceed.set).start()
-    app.advance(3 * SECOND)
+    app.advance("3s")
 
     assert done == ["a"]
 
@@ -240,7 +240,7 @@ def test_a_handler_may_stop_the_listeners(app: App, done: list[str]) -> None:
 
     app.listen(bill)
     app.send("orders", "a")
-    app.advance(SECOND)
+    app.advance("1s")
 
     assert done == ["a"]
     assert app.harness.clock.services == []
@@ -289,7 +289,7 @@ def test_the_clock_sleeps_in_virtual_time(app: App, with_harness: bool) -> None:
 
     app.listen(bill)
     assert not with_harness or app.harness
-    RocketMQTemplate(app.broker).sync_send("orders", "a", delay=2)
+    RocketMQTemplate(app.broker).sync_send("orders", "a", delay="2s")
     pause(3)
 
     assert clock.now_ms() == started_ms + 3 * SECOND

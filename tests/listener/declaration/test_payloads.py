@@ -68,7 +68,7 @@ def test_a_content_type_holds_for_bodies_without_one_and_for_replies() -> None:
     with application(price) as app:
         app.template.sync_send("prices", "TEA")
         app.template.sync_send("prices", "TEA", headers={"contentType": "text/csv"})
-        reply = app.template.async_send_and_receive("prices", "TEA", dict, timeout=3_000)
+        reply = app.template.async_send_and_receive("prices", "TEA", dict, timeout="3s")
         Harness(app).run_until_idle()
 
         assert sorted(converter.content_types) == ["text/csv", "text/plain", "text/plain"]

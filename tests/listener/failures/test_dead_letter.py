@@ -17,7 +17,6 @@ from mqtemplate.record.dead_letter import iso_time
 if TYPE_CHECKING:
     from tests.listener.conftest import App
 
-SECOND = 1_000
 MODES = pytest.mark.parametrize("mode", list(ConsumeMode), ids=lambda mode: mode.value)
 
 
@@ -49,7 +48,7 @@ def listen(app: App, error: Exception, depth: int = 0, **attributes: Any) -> Non
 def test_a_dead_letter_explains_itself(app: App, mode: ConsumeMode) -> None:
     listen(app, PaymentError("card declined"), retry=["2s", "3s"], consume_mode=mode)
     [sent] = app.send("orders", "bad", tag="paid")
-    app.advance(5 * SECOND)
+    app.advance("5s")
 
     dead = only_dead_letter(app)
     headers = dead.user_properties
@@ -94,7 +93,7 @@ def test_a_body_that_becomes_too_large_is_a_dead_letter_with_the_reason(app: App
         RecordDraft("orders", 0, packed, b"", sys_flag=CompressionType.ZLIB.sys_flag), "orders", 0
     )
     app.send("orders", "{}")
-    app.advance(SECOND)
+    app.advance("1s")
 
     dead = only_dead_letter(app)
     assert dead.body == packed

@@ -25,7 +25,7 @@ def test_jitter_spreads_the_delays_and_exceeds_no_maximum(app: App) -> None:
 
     app.listen(bill)
     app.send("orders", "bad")
-    app.advance(3_600_000)
+    app.advance("1h")
 
     delays = [later - at for at, later in pairwise(tries)]
     assert len(delays) == 49

@@ -40,7 +40,7 @@ def test_structlogs_context_has_the_fields_of_the_message(app: App) -> None:
 
     app.listen(bill)
     [order] = app.send("orders", "1")
-    app.advance(5_000)
+    app.advance("5s")
     [refund] = app.send("refunds", "2")
     app.run_until_idle()
 

@@ -21,8 +21,8 @@ def request(app: App, handler: Any, **attributes: Any) -> Any:
     """Return the body of the handler's reply to one request; None without a reply."""
     app.listen(message_listener(topic="orders", consumer_group="answers", **attributes)(handler))
     template = RocketMQTemplate(app.broker)
-    future = template.async_send_and_receive("orders", "question", bytes, timeout=1_000)
-    app.advance(500)
+    future = template.async_send_and_receive("orders", "question", bytes, timeout="1s")
+    app.advance("500ms")
     return future.result(0) if future.done() else None
 
 
@@ -62,8 +62,8 @@ def test_a_handler_that_failed_replies_when_the_message_is_redelivered(app: App)
         return "at last"
 
     app.listen(message_listener(topic="orders", consumer_group="answers")(answer))
-    future = RocketMQTemplate(app.broker).async_send_and_receive("orders", "question", str, timeout=60_000)
-    app.advance(30_000)
+    future = RocketMQTemplate(app.broker).async_send_and_receive("orders", "question", str, timeout="60s")
+    app.advance("30s")
 
     assert future.result(0) == "at last"
 
@@ -87,9 +87,9 @@ def test_a_reply_that_is_too_late_is_logged_and_the_message_is_done(app: App) ->
         return "late"
 
     app.listen(message_listener(topic="orders", consumer_group="answers")(answer))
-    future = RocketMQTemplate(app.broker).async_send_and_receive("orders", "question", str, timeout=1_000, delay=5)
+    future = RocketMQTemplate(app.broker).async_send_and_receive("orders", "question", str, timeout="1s", delay="5s")
     with capture_logs() as logs:
-        app.advance(10_000)
+        app.advance("10s")
 
     [entry] = [entry for entry in logs if entry["event"] == "listener.reply_failed"]
     assert future.done()
@@ -128,7 +128,7 @@ def test_whatever_the_conversion_of_a_reply_raises_the_message_is_handled(app: A
     app.listen(bill)
     with capture_logs() as events:
         app.broker.requests.request(Message("orders", b"tea"))
-        app.advance(1_000)
+        app.advance("1s")
 
     assert handled == ["tea"]
     assert [event["event"] for event in events if event["log_level"] == "error"] == ["listener.reply_failed"]

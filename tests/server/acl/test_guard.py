@@ -15,6 +15,7 @@ from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
 from mqtemplate.remoting.protocol.headers.message import QueryMessageRequestHeader
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
+from mqtemplate.server.acl.rights import ROUTES
 from tests.server.serving import SECRET, RecordingConnection, Serving
 from tests.server.tool import ANY_PORT, Tool, make_engine, send_header
 
@@ -44,16 +45,42 @@ def is_refused(response: RemotingCommand) -> bool:
 # --- authentication ---------------------------------------------------------------------------------
 
 
-def test_broker_and_name_server_require_an_access_key(cluster: LocalCluster) -> None:
-    header = GetRouteInfoRequestHeader(topic="orders")
-    for address in (cluster.address, cluster.name_server_address):
-        with Tool(address) as anonymous, Tool(address, credentials("shop-owner")) as authenticated:
-            refused = anonymous.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-            permitted = authenticated.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
+NO_KEY = "access control is enabled: configure the client with an access key and a secret key"
 
-        assert refused.code == ResponseCode.NO_PERMISSION
-        assert refused.remark == ("access control is enabled: configure the client with an access key and a secret key")
-        assert permitted.code == ResponseCode.SUCCESS
+
+def test_broker_and_name_server_require_an_access_key(cluster: LocalCluster) -> None:
+    for address in (cluster.address, cluster.name_server_address):
+        with Tool(address) as anonymous:
+            refused = anonymous.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+
+        assert (refused.code, refused.remark) == (ResponseCode.NO_PERMISSION, NO_KEY)
+
+
+@pytest.mark.parametrize("code", sorted(ROUTES))
+def test_routes_need_no_signature_as_from_the_name_server_of_rocketmq(cluster: LocalCluster, code: int) -> None:
+    """Pull consumers of the Go client v2 never sign them. A wrong signature is refused nevertheless."""
+    header = GetRouteInfoRequestHeader(topic="orders")
+    wrong = credentials("shop-owner", "another secret")
+    for address in (cluster.address, cluster.name_server_address):
+        with Tool(address) as anonymous, Tool(address, wrong) as forger:
+            assert anonymous.request(code, header).code == ResponseCode.SUCCESS
+            assert is_refused(forger.request(code, header))
+
+
+@pytest.mark.parametrize("settings", [{"sign_routes": True}, {"is_private": True}])
+def test_a_setting_requires_signed_requests_for_routes(settings: dict[str, bool]) -> None:
+    """The server that ``mqtemplate run`` starts for its own workers requires them always."""
+    acl = AclSettings(accounts=ACCOUNTS, **settings)
+    with (
+        LocalCluster(make_engine(VirtualClock()), BrokerServerSettings(listen=ANY_PORT), acl=acl) as cluster,
+        Tool(cluster.address) as anonymous,
+        Tool(cluster.address, credentials("shop-owner")) as authenticated,
+    ):
+        refused = anonymous.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+        permitted = authenticated.request(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+    assert (refused.code, refused.remark) == (ResponseCode.NO_PERMISSION, NO_KEY)
+    assert permitted.code == ResponseCode.SUCCESS
 
 
 def test_a_request_that_was_changed_after_signing_is_refused(cluster: LocalCluster) -> None:

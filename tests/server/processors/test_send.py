@@ -6,6 +6,7 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import ResponseCode
 from mqtemplate.remoting.protocol.messages import count_batch
 from mqtemplate.server import BrokerServerSettings
@@ -23,6 +24,43 @@ def test_routes_and_new_topics_have_the_queue_number_of_the_settings() -> None:
         assert route is not None
         assert route.queue_datas[0].write_queue_nums == serving.engine.topics.queue_count("fresh") == 2
         assert response.code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_a_level_that_the_table_does_not_have_is_refused_with_a_remedy(serving: Serving, is_batch: bool) -> None:
+    """RocketMQ's broker stores it with the highest level: two hours instead of an error."""
+    if is_batch:
+        response = serving.send_batch("orders", Message("orders", b"x"), Message("orders", b"y", {"DELAY": "99"}))
+    else:
+        response = serving.send("orders", properties={"DELAY": "99"})
+
+    assert response is not None
+    assert response.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "the delay level must be 0..18 (1=1s 2=5s" in (response.remark or "")
+    assert "got 99; 0 means no delay, " in (response.remark or "")
+    assert "mqtemplate.broker.clamp-delay-level=true" in (response.remark or "")
+
+
+def test_with_rocketmqs_rule_such_a_message_has_the_highest_level() -> None:
+    with Serving(None, None, EmbeddedSettings(clamp_delay_level=True)) as serving:
+        response = serving.send("orders", properties={"DELAY": "99"})
+
+        assert response is not None
+        assert response.code == ResponseCode.SUCCESS
+        [pending] = serving.engine.delayed.pending(PendingQuery(topic="orders")).messages
+        assert pending.delay_level == 18
+
+
+def test_the_level_of_a_retry_is_limited(serving: Serving) -> None:
+    """A client of RocketMQ sends a retry with the level 3 + the number of retries, which may be above the highest."""
+    serving.heartbeat("billing", "orders")
+
+    response = serving.send("%RETRY%billing", properties={"DELAY": "19"}, reconsume_times=16, max_reconsume_times=99)
+
+    assert response is not None
+    assert response.code == ResponseCode.SUCCESS
+    [pending] = serving.engine.delayed.pending(PendingQuery()).messages
+    assert (pending.topic, pending.delay_level) == ("%RETRY%billing", 18)
 
 
 @pytest.mark.parametrize(

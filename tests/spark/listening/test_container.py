@@ -19,6 +19,7 @@ from mqtemplate.spark.reader.source import MqTemplateSource
 from mqtemplate.testing import Harness
 from tests.spark.listening.conftest import Start
 from tests.spark.listening.listeners import started
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -238,15 +239,15 @@ def test_a_stop_waits_for_the_running_batch_and_restarts_lose_and_repeat_nothing
     @spark_listener("orders", "billing")
     def slow(messages: DataFrame, batch: SparkBatch) -> None:
         running.set()
-        assert may_end.wait(60)
+        assert may_end.wait(PATIENCE_S)
         done.append(batch.batch_id)
 
     send(broker, *range(10))
     container = start(slow, max_offsets_per_trigger=5)
-    assert running.wait(60)
+    assert running.wait(PATIENCE_S)
     stopping = threading.Thread(target=container.stop)
     stopping.start()
-    assert container._stopping.wait(60)
+    assert container._stopping.wait(PATIENCE_S)
     may_end.set()
     stopping.join(60)
 

@@ -16,6 +16,7 @@ from mqtemplate.testing import Harness, messages_in
 from tests.listener.hostile import KINDS
 from tests.spark.listening.conftest import Start
 from tests.spark.listening.listeners import Order
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,8 +107,8 @@ def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Star
 
     send(broker, *orders(1))
     container = start(work, on_change=changes.release, max_attempts=1, max_restarts=1, restart_delay=0.0)
-    assert changes.acquire(timeout=60)  # it failed
-    assert changes.acquire(timeout=60)  # it runs again
+    assert changes.acquire(timeout=PATIENCE_S)  # it failed
+    assert changes.acquire(timeout=PATIENCE_S)  # it runs again
     container.await_idle()
 
     assert [(batch.batch_id, batch.is_replay) for batch in attempts[:2]] == [(0, False), (0, True)]

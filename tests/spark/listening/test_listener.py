@@ -87,7 +87,10 @@ def test_placeholders_are_replaced_when_the_container_is_created(tmp_path: Path)
         ({"topics": ("or ders",)}, "topic 'or ders' has characters that are not allowed"),
         ({"consumer_group": ""}, "consumer_group is empty; name the group"),
         ({"selector_expression": "a || "}, "has an empty tag"),
-        ({"trigger": "now and then"}, "trigger must be a timedelta, a text such as '5 seconds', or 'available-now'"),
+        (
+            {"trigger": "now and then"},
+            "trigger must be '5s', a timedelta, an interval of Spark such as '5 seconds', or 'available-now'",
+        ),
         ({"max_attempts": 0}, "max_attempts must be a whole number from 1 to 2147483647, got 0"),
         (
             {"max_offsets_per_trigger": "many"},
@@ -107,6 +110,22 @@ def test_a_trigger_is_a_span_or_available_now(trigger: Any) -> None:
     assert resolved(trigger=trigger).trigger == trigger
 
 
+def test_each_span_takes_a_text_with_a_unit_or_a_timedelta() -> None:
+    settings = resolved(
+        trigger="1m 30s", retry_delay="500ms", restart_delay=timedelta(minutes=1), redelivery_delay="2h"
+    )
+
+    assert settings.trigger == timedelta(seconds=90)
+    assert (settings.retry_delay, settings.restart_delay, settings.redelivery_delay) == (500, 60_000, 7_200_000)
+
+
+@pytest.mark.parametrize("name", ["retry_delay", "restart_delay"])
+@pytest.mark.parametrize("value", [None, -1, "soon"])
+def test_a_span_that_is_no_duration_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ListenerError, match=f"^Spark listener work: {name} must be '3h', '1h 30m', '250ms'"):
+        resolved(**{name: value})
+
+
 def test_the_defaults_suit_batches_of_a_second() -> None:
     assert resolved() == SparkListenerSettings(
         topics=("orders",),
@@ -120,12 +139,12 @@ def test_the_defaults_suit_batches_of_a_second() -> None:
         include_properties=True,
         fail_on_data_loss=True,
         max_attempts=3,
-        retry_delay=1.0,
+        retry_delay=1_000,
         on_failure="stop",
         max_redeliveries=16,
         redelivery_delay=None,
         max_restarts=0,
-        restart_delay=10.0,
+        restart_delay=10_000,
         checkpoint=None,
     )
 

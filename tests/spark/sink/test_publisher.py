@@ -18,7 +18,7 @@ pytest.importorskip("pyspark")
 from mqtemplate.broker import Broker, Capability  # noqa: E402
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker  # noqa: E402
 from mqtemplate.clock import SystemClock  # noqa: E402
-from mqtemplate.errors import ConfigurationError, MessageError, SendError, UnsupportedError  # noqa: E402
+from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, SendError, UnsupportedError  # noqa: E402
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
@@ -81,6 +81,18 @@ def test_a_repeated_task_stores_its_rows_once_on_our_server(cluster: LocalCluste
     stored = messages_in(cluster.engine, "orders")
     assert sorted(int(message.body) for message in stored) == list(range(50))
     assert Counter(message.queue_id for message in stored) == {0: 30, 1: 20}
+
+
+@pytest.mark.parametrize("idempotent", ["true", "false"])
+def test_a_level_that_the_table_of_the_broker_does_not_have_fails_the_task(
+    cluster: LocalCluster, idempotent: str
+) -> None:
+    """The broker has the table. The sink knows no number of levels."""
+    options = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders", "idempotent": idempotent})
+    rows = pa.RecordBatch.from_pydict({"body": ["a", "b"], "delayLevel": [1, 19]})
+
+    with pytest.raises(MQTemplateError, match=r"the delay level must be 0\.\.18 .*got 19; 0 means no delay"):
+        publish(iter([rows]), options, SendSequence("query", 0, 3))
 
 
 def test_a_repeated_task_stores_its_rows_once_although_the_owner_of_the_folder_restarts(tmp_path: Path) -> None:

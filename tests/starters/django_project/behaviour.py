@@ -47,9 +47,9 @@ def test_a_deferred_task_runs_at_its_millisecond_and_not_before(worker):
 
     result = tasks.note.using(run_after=at).enqueue("due")
     worker.advance("2h")
-    worker.advance(1)
+    worker.advance("1ms")
     assert (status_of(result), tasks.RAN) == ("READY", [])
-    worker.advance(1)
+    worker.advance("1ms")
 
     assert (status_of(result), tasks.RAN) == ("SUCCESSFUL", ["due"])
     assert result.enqueued_at == START

@@ -18,7 +18,7 @@ from jobs import tasks
 from jobs.models import Effect
 
 from mqtemplate.outbox.django.models import InboxMessage, OutboxMessage
-from mqtemplate_starter_django.messages import messages, outbox
+from mqtemplate_starter_django.project import messages, outbox
 from mqtemplate_starter_django.tasks.models import TaskRecord
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import (
+    BrokerBusyError,
     BrokerError,
     DelayError,
     MessageError,
@@ -243,6 +244,11 @@ _ADVICE = {
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: "write the selector in the syntax of the broker's version",
     ResponseCode.FLOW_CONTROL: "it is overloaded; try again later",
 }
+_KINDS: dict[int, type[BrokerError]] = {
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: UnsupportedError,
+    ResponseCode.SYSTEM_BUSY: BrokerBusyError,
+    ResponseCode.FLOW_CONTROL: BrokerBusyError,
+}
 _INVALID_MESSAGE = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER})
 
 
@@ -252,7 +258,8 @@ def check_response(
     """Return *response* if its code is SUCCESS, or another one of *accept*.
 
     Raises:
-        BrokerError: The code is another one; `UnsupportedError` if this broker can never execute the request.
+        BrokerError: The code is another one; `UnsupportedError` if this broker can never execute the request,
+            `BrokerBusyError` if it is overloaded.
     """
     if response.code not in accept:
         raise response_error(response, operation, address)
@@ -265,7 +272,7 @@ def response_error(response: RemotingCommand, operation: str, address: str) -> B
     Args:
         operation: What the request was for, such as "read queue 1 of orders".
     """
-    kind = UnsupportedError if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED else BrokerError
+    kind = _KINDS.get(response.code, BrokerError)
     return kind(f"{operation}: {refusal_text(response, address)}")
 
 

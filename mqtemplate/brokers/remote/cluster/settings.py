@@ -135,7 +135,7 @@ class RemoteSettings(ClientIntervals):
     """Longest time that a broker may hold a pull while there is no message."""
 
     pull_timeout_ms: int = 30_000
-    """Timeout of a pull."""
+    """Timeout of a pull, and of a query that reads all pending messages of a broker."""
 
     retry_after_error_ms: int = 1_000
     """Time after which a failed pull is repeated."""

@@ -89,6 +89,7 @@ class RemoteConsumer(Consumer):
         self._is_ordered = False  # from the first lock on
         self._takes_resets = False
         self._resets: dict[MessageQueue, int] = {}
+        self._failed_starts: dict[MessageQueue, str] = {}
         self._assigning = threading.RLock()  # held while the assignment changes; that may wait for brokers
         self._assignment: frozenset[MessageQueue] = frozenset()
         self._missing_topics: frozenset[str] = frozenset()
@@ -197,14 +198,21 @@ class RemoteConsumer(Consumer):
             try:
                 queue_offset = self.starts.of(queue)
             except BrokerError as exc:
-                log_failure(_log, "remote.queue_start_failed", exc, group=self.spec.group, queue=str(queue))
+                self._log_failed_start(queue, exc)
                 is_complete = False
                 continue
+            self._failed_starts.pop(queue, None)
             self._assignment |= {queue}  # before its messages can be polled: commits of other queues are ignored
             self.pulls.add(queue, queue_offset)
         if self._is_ordered:
             self.wake()  # the caller of `poll` locks the new queues
         return is_complete
+
+    def _log_failed_start(self, queue: MessageQueue, error: BrokerError) -> None:
+        """Log why a queue is not read, once for each reason: the start is tried again every few seconds."""
+        if self._failed_starts.get(queue) != str(error):
+            self._failed_starts[queue] = str(error)
+            log_failure(_log, "remote.queue_start_failed", error, group=self.spec.group, queue=str(queue))
 
     def _give_up(self, queues: frozenset[MessageQueue]) -> None:
         for queue in queues:

@@ -406,8 +406,10 @@ class StartOffsets:
 
     def _without_commit(self, queue: MessageQueue) -> int:
         where = self.spec.consume_from_where
-        is_retry = queue.topic == RETRY_TOPIC_PREFIX + self.spec.group
-        if is_retry or where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
+        if queue.topic == RETRY_TOPIC_PREFIX + self.spec.group:
+            # As Java's consumer: ACL 2.0 refuses the question, and a pull below the first message gets its offset.
+            return 0
+        if where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
             return self.queries.min_offset(queue)
         if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
             return self.queries.max_offset(queue)

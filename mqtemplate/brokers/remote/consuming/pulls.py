@@ -84,6 +84,7 @@ class _PrefetchedQueue:
         is_settled: A pull of this epoch has read the messages that this client had sent to the queue.
         needs_heartbeat: The last pull failed because the broker did not know the member.
         retry_ms: Time of the next pull after a failure.
+        failure: Why the last pull failed, as it was logged; None after a pull that did not.
     """
 
     queue: MessageQueue
@@ -96,6 +97,7 @@ class _PrefetchedQueue:
     is_pulling: bool = False
     needs_heartbeat: bool = False
     retry_ms: int | None = None
+    failure: str | None = None
     broker_id: int = 0
 
     @property
@@ -225,6 +227,7 @@ class PullLoop:
                 state.needs_heartbeat = outcome.needs_heartbeat
                 state.broker_id = 0  # a replica that the broker suggested may be away now
             else:
+                state.failure = None
                 state.is_settled = was_settled or not outcome.lags
                 state.next_offset = outcome.next_offset
                 state.broker_id = outcome.broker_id
@@ -232,7 +235,7 @@ class PullLoop:
                 state.body_bytes += sum([len(message.body) for message in outcome.messages])
             has_arrival = state.is_settled != was_settled or (isinstance(outcome, Pulled) and outcome.messages)
         if isinstance(outcome, PullFailed):
-            _log_failed_pull(state.queue, outcome, is_expected=outcome.needs_heartbeat and not did_need_heartbeat)
+            _log_failed_pull(state, outcome, is_expected=outcome.needs_heartbeat and not did_need_heartbeat)
             self.on_retry()
         if has_arrival:
             self.on_arrival()
@@ -258,10 +261,16 @@ def _take_from(state: _PrefetchedQueue, max_count: int, taken: list[MessageExt])
         taken.append(message)
 
 
-def _log_failed_pull(queue: MessageQueue, outcome: PullFailed, *, is_expected: bool) -> None:
+def _log_failed_pull(state: _PrefetchedQueue, outcome: PullFailed, *, is_expected: bool) -> None:
+    """Log a failed pull; one that is repeated, and fails for the same reason, at level DEBUG."""
+    queue, reason = state.queue, str(outcome.error)
     fields: dict[str, Any] = {"topic": queue.topic, "queue": queue.queue_id, "broker": queue.broker_name}
     if is_expected:
-        _log.debug("remote.member_unknown", reason=str(outcome.error), **fields)
+        _log.debug("remote.member_unknown", reason=reason, **fields)
+        return
+    is_known, state.failure = state.failure == reason, reason
+    if is_known:
+        _log.debug("remote.pull_failed", reason=reason, retry_in_ms=outcome.retry_ms, **fields)
     else:
         log_failure(_log, "remote.pull_failed", outcome.error, retry_in_ms=outcome.retry_ms, **fields)
 

@@ -68,6 +68,10 @@ class DelayConfigs:
         self._context = context
         self._by_broker: dict[str, tuple[int, DelayConfig]] = {}
 
+    def forget(self) -> None:
+        """Request the settings again at their next use: they were changed."""
+        self._by_broker.clear()
+
     def of(self, broker_name: str) -> DelayConfig:
         """Return the settings of a broker.
 

@@ -121,6 +121,7 @@ class _Conditions(TypedDict):
     tag: str | None
     before_time: int | None
     after_time: int | None
+    newest: int | None
     namespace: str | None
 
 
@@ -210,7 +211,7 @@ class OurServer(DelayedMessages):
         header = GetPendingPositionsRequestHeader(
             **self._conditions(query), after_due=after[0], after_offset=after[1], max_count=max_count
         )
-        return self._call(name, RequestCode.GET_PENDING_POSITIONS, header, "list pending messages").body
+        return self._query(name, RequestCode.GET_PENDING_POSITIONS, header, "list pending messages", query).body
 
     def _listed(self, broker_name: str, query: PendingQuery, count: int, cursor: str | None) -> Iterator[_Listed]:
         """Yield the messages of one server, in order; request the next page when it is needed."""
@@ -219,7 +220,8 @@ class OurServer(DelayedMessages):
             header = GetPendingMessagesRequestHeader(
                 **self._conditions(query), max_count=min(count, _MAX_PAGE), cursor=cursor, broker_name=broker_name
             )
-            response = self._call(broker_name, RequestCode.GET_PENDING_MESSAGES, header, "list pending messages")
+            code = RequestCode.GET_PENDING_MESSAGES
+            response = self._query(broker_name, code, header, "list pending messages", query)
             page = PendingMessagesData.decode(response.body)
             for data in page.messages:
                 cursor = data.cursor
@@ -247,7 +249,8 @@ class OurServer(DelayedMessages):
             header = CountPendingMessagesRequestHeader(
                 **self._conditions(query), bucket_millis=bucket_ms, broker_name=name
             )
-            response = self._call(name, RequestCode.COUNT_PENDING_MESSAGES, header, "count pending messages")
+            code = RequestCode.COUNT_PENDING_MESSAGES
+            response = self._query(name, code, header, "count pending messages", query)
             buckets.update(PendingCountsData.decode(response.body).buckets)
         return PendingCounts(buckets.total(), dict(sorted(buckets.items())))
 
@@ -258,14 +261,24 @@ class OurServer(DelayedMessages):
             "tag": query.tag,
             "before_time": query.before_ms,
             "after_time": query.after_ms,
+            "newest": query.newest,
             "namespace": self.context.settings.namespace or None,
         }
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _call(self, broker_name: str, code: int, header: CommandHeader, operation: str) -> RemotingCommand:
+    def _query(
+        self, broker_name: str, code: int, header: CommandHeader, operation: str, query: PendingQuery
+    ) -> RemotingCommand:
+        """Send a query. Without a key the server may have to read all its pending messages, which takes seconds."""
+        timeout_ms = self.context.settings.pull_timeout_ms if query.key is None else None
+        return self._call(broker_name, code, header, operation, timeout_ms)
+
+    def _call(
+        self, broker_name: str, code: int, header: CommandHeader, operation: str, timeout_ms: int | None = None
+    ) -> RemotingCommand:
         address = self.context.routes.address(broker_name)
-        response = self.context.instance.invoke(address, RemotingCommand.request(code, header))
+        response = self.context.instance.invoke(address, RemotingCommand.request(code, header), timeout_ms)
         if response.code != ResponseCode.SUCCESS:
             raise _error(response, operation, address)
         return response
@@ -339,13 +352,15 @@ class RocketMQCluster(DelayedMessages):
       pending, with equal ids; the next change of the message changes both.
     """
 
-    def __init__(self, context: ClientContext, queries: Queries, producer: Producer, recalls: Recalls) -> None:
+    def __init__(
+        self, context: ClientContext, queries: Queries, producer: Producer, recalls: Recalls, configs: DelayConfigs
+    ) -> None:
         self._context = context
         self._queries = queries
         self._producer = producer
         self._recalls = recalls
-        self._configs = DelayConfigs(context)
-        self._backlog = Backlog(context, queries, self._configs)
+        self._configs = configs
+        self._backlog = Backlog(context, queries, configs)
 
     # --- queries -------------------------------------------------------------------------------
 

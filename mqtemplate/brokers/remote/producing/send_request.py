@@ -209,7 +209,7 @@ class SendRequestFactory:
         request = self._request(message.topic, body, _encode(properties), (msg_id,), sys_flag=sys_flag | compressed)
         request.group, request.flag = group, message.flag
         request.has_level, request.has_timer, request.needs = has_level, has_timer, needs
-        request.level = int(properties[Property.DELAY]) if has_level else 0
+        request.level = self.levels.clamp(int(properties[Property.DELAY])) if has_level else 0
         return request
 
     def batch(self, messages: Sequence[Message]) -> SendRequest:

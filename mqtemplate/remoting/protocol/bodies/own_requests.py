@@ -1,4 +1,4 @@
-"""Requests of this library only: pending messages and their changes, sequenced sends, blocks of records.
+"""Requests of this library only: pending messages and their changes, sequenced sends, blocks of records, reloads.
 
 RocketMQ has neither these requests nor these fields. A client sends them only to a server that announced the
 capability, and the server announces its capabilities only to a client that requests them in a heartbeat.
@@ -96,6 +96,7 @@ class PendingQueryRequestHeader(RpcRequestHeader):
     tag: str | None = None
     before_time: Long | None = None
     after_time: Long | None = None
+    newest: int | None = None
     namespace: str | None = wire("mqtemplateNamespace", default=None)
 
 
@@ -236,3 +237,17 @@ class PendingCountsData(JsonBody):
 
     total: int
     buckets: dict[int, int]
+
+
+class ReloadedConfig(JsonBody):
+    """Result of a reload of the configuration. It has keys, and no values.
+
+    Attributes:
+        changed: What is in force now: keys, and the certificate.
+        needs_restart: Keys that have changed, and act at the next start only.
+        problems: Why something stays as it was, each with what to do.
+    """
+
+    changed: list[str] = field(default_factory=list)
+    needs_restart: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)

@@ -22,7 +22,9 @@ class Command(BaseCommand):  # type: ignore[misc]  # Django has no types
         running = actions.add_parser("run", help="run the listeners until Ctrl-C or SIGTERM")
         running.add_argument("--workers", metavar="N", help="run N processes (default: this one)")
         running.add_argument("--listeners", metavar="NAME,NAME", help="run only these listeners")
-        running.add_argument("--stop-timeout", metavar="SECONDS", help="kill a process that stops for longer than this")
+        running.add_argument(
+            "--stop-timeout", metavar="DURATION", help="kill a process that stops for longer than this"
+        )
         running.add_argument("--reload", action="store_true", help="start again when source files change")
         running.add_argument("--check", action="store_true", help="build everything, start nothing, and report errors")
 

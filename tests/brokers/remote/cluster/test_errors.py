@@ -6,6 +6,7 @@ import pytest
 
 from mqtemplate.brokers.remote.cluster.failures import check_response, response_error, send_error
 from mqtemplate.errors import (
+    BrokerBusyError,
     BrokerError,
     DelayError,
     MessageError,
@@ -32,7 +33,8 @@ def test_a_successful_response_is_returned() -> None:
         (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, BrokerError, "autoCreateSubscriptionGroup=true"),
         (ResponseCode.NO_PERMISSION, BrokerError, "check the topic's perm, access-key and secret-key"),
         (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, UnsupportedError, "use a newer broker"),
-        (ResponseCode.SYSTEM_BUSY, BrokerError, "overloaded; try again later"),
+        (ResponseCode.SYSTEM_BUSY, BrokerBusyError, "overloaded; try again later"),
+        (ResponseCode.FLOW_CONTROL, BrokerBusyError, "overloaded; try again later"),
         (4_711, BrokerError, "answered 4711: because"),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.message import Message
 from tests.brokers.remote.clients import client, join, server
+from tests.waiting import PATIENCE_S
 
 MESSAGES = 2_000
 
@@ -63,7 +64,7 @@ def test_no_message_is_lost_while_members_join_and_leave(tmp_path: Path) -> None
         ]
         for number in range(MESSAGES):
             one.sends.send(Message("orders", b"%d" % number), timeout_ms=10_000)
-        was_complete = handled.is_complete.wait(60)
+        was_complete = handled.is_complete.wait(PATIENCE_S)
         handled.is_complete.set()  # ends the members after a failure, too
         for each in running:
             each.result(60)

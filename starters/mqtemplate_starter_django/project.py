@@ -18,8 +18,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.results import SendResult
 from mqtemplate.running import MQTemplateASGI, MQTemplateWSGI
 from mqtemplate.running.hosting import ProcessApplication
-from mqtemplate.template import RocketMQTemplate, SendOptions
-from mqtemplate.template.options import shows_send_options
+from mqtemplate.template import RocketMQTemplate, SendOptions, shows_send_options
 from mqtemplate.user_code import did_you_mean
 
 _NAME = "MQTEMPLATE"
