@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -26,10 +27,14 @@ _SHARED = ("tests/spark/", "tests/conformance/")
 """Folders whose tests share a Spark session, or programs of RocketMQ. Each process that runs some starts its own."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Settings of the developer's shell must not reach the applications that tests start."""
     for name in [name for name in os.environ if name.startswith(("MQTEMPLATE_", "ROCKETMQ_"))]:
         del os.environ[name]
+    # Changes by commands are logged there, and not in the log of the developer.
+    folder = tempfile.TemporaryDirectory(prefix="mqtemplate-state-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_STATE_HOME"] = folder.name
     # Every event of the library reaches pytest, which shows them for a test that fails.
     logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 

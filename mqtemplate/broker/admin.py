@@ -182,11 +182,27 @@ class OffsetChange:
 
     Attributes:
         before: The committed offset before the change; None if there was none.
+        first: First queue offset that exists: messages before it can be neither skipped nor delivered again.
     """
 
     queue: MessageQueue
     before: int | None
     after: int
+    first: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Number of messages that the group will not get."""
+        return max(0, self.after - self._start)
+
+    @property
+    def again(self) -> int:
+        """Number of messages that the group will get again."""
+        return max(0, self._start - max(self.after, self.first))
+
+    @property
+    def _start(self) -> int:
+        return self.first if self.before is None else max(self.before, self.first)
 
 
 class BrokerAdmin(ABC):

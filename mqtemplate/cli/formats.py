@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 from enum import Enum
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mqtemplate.converters.readable import body_text, pretty_body
+from mqtemplate.converters.readable import body_text, pretty_body, time_text
 from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.message import MessageExt
+
+if TYPE_CHECKING:
+    from mqtemplate.operations.changes import ChangePreview
+
+_NAMES = 10
 
 
 def record_of(value: object, *names: str) -> dict[str, Any]:
@@ -49,6 +54,23 @@ def message_fields(message: MessageExt) -> dict[str, Any]:
         "properties": dict(message.properties),
         **body_fields(message.body),
     }
+
+
+def preview_lines(preview: ChangePreview) -> list[str]:
+    """Return the preview of a change for a reader; the offsets of a reset are in a table."""
+    lines = [preview.amount]
+    if preview.offsets:
+        lines[0] = f"{preview.skipped:,} messages are skipped, {preview.again:,} are delivered again"
+    lines += [
+        f"  by {name}: {', '.join(f'{each or none} {count:,}' for each, count in list(counts.items())[:_NAMES])}"
+        f"{', …' if len(counts) > _NAMES else ''}"
+        for name, none, counts in (("topic", "none", preview.topics), ("tag", "no tag", preview.tags))
+        if counts
+    ]
+    if preview.first_ms is not None:
+        end = "" if preview.last_ms is None else f" to {time_text(preview.last_ms)}"
+        lines.append(f"  {preview.time_name} {time_text(preview.first_ms)}{end}")
+    return [*lines, *preview.notes, *([preview.undo] if preview.undo else [])]
 
 
 # --- arguments ----------------------------------------------------------------------------------

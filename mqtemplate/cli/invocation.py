@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from mqtemplate.cli.output import Columns, Output, Record, print_line
+from mqtemplate.cli.formats import preview_lines
+from mqtemplate.cli.output import Output, print_line
 from mqtemplate.errors import ConfigurationError, MQTemplateError, escaped
 from mqtemplate.processes import is_terminal
 
@@ -22,9 +24,8 @@ if TYPE_CHECKING:
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.rocketmq import ClusterAddresses
     from mqtemplate.operations import BrokerAccess
-
-
-T = TypeVar("T")
+    from mqtemplate.operations.audit import AuditLog
+    from mqtemplate.operations.changes import Change, ChangeResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,32 +140,73 @@ class CommandCall:
             self.output.note("nothing was changed")
             raise typer.Exit(1)
 
-    def may_change(
-        self,
-        found: Sequence[T],
-        noun: str,
-        record: Callable[[T], Record],
-        columns: Columns,
-        question: str,
-        confirmation: Confirmation,
-    ) -> bool:
-        """Ask before a change of many messages. Return False if nothing shall be done; then they are shown."""
-        if confirmation.dry_run or not found:
-            self.output.table([record(each) for each in found], columns, f"no {noun} matches")
-            self.output.note(f"{len(found)} {noun}s match; nothing was changed")
-            return False
-        self.confirm(question, yes=confirmation.yes)
-        return True
+    def audit(self) -> AuditLog:
+        """Return the log of changes: the file of the settings, or of this user.
+
+        Raises:
+            ConfigurationError: It cannot be written.
+        """
+        from mqtemplate.clock import SystemClock
+        from mqtemplate.operations.audit import AuditLog, default_audit_path
+
+        path = self.settings().mqtemplate.management.audit_log
+        return AuditLog(Path(path) if path is not None else default_audit_path(), SystemClock(), user=_user())
+
+    @property
+    def place(self) -> str:
+        """The broker, for a reader of the log of changes."""
+        settings = self.settings()
+        is_embedded = cluster_addresses(settings) is None
+        return f"embedded:{settings.store_path}" if is_embedded else str(settings.rocketmq.name_server)
+
+    def make(self, change: Change, confirmation: Confirmation, doing: str = "changing") -> ChangeResult | None:
+        """Show the preview of a change, ask, and make it. Return None if it has no effect, or with ``--dry-run``.
+
+        Raises:
+            typer.Exit: The answer is no.
+            typer.BadParameter: There is no terminal to ask on.
+        """
+        from mqtemplate.operations.changes import carry_out
+
+        preview = change.preview
+        if preview.is_empty:
+            return None
+        if confirmation.dry_run or (change.needs_confirmation and not confirmation.yes):
+            for line in preview_lines(preview):
+                self.output.note(line)
+        if confirmation.dry_run:
+            self.output.note("nothing was changed")
+            return None
+        if change.needs_confirmation:
+            self.confirm(f"{change.title}?", yes=confirmation.yes)
+        with self.output.progress(doing, preview.count) as advance:
+            result = carry_out(change, self.audit(), place=self.place, on_progress=advance)
+        hint = f"; undo it with: mqtemplate undo {result.id}" if change.can_be_undone else ""
+        self.output.note(f"this is change {result.id} of the audit log{hint}")
+        return result
+
+
+def cluster_addresses(settings: AppSettings) -> ClusterAddresses | None:
+    """Return the addresses of the cluster that the settings choose; None if they choose an embedded broker."""
+    from mqtemplate.context.settings.rocketmq import ClusterAddresses
+
+    return settings.broker_choice if isinstance(settings.broker_choice, ClusterAddresses) else None
 
 
 def cluster_of(settings: AppSettings) -> RemoteBroker | None:
     """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker."""
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.clients import remote_settings
-    from mqtemplate.context.settings.rocketmq import ClusterAddresses
 
-    is_cluster = isinstance(settings.broker_choice, ClusterAddresses)
-    return RemoteBroker(remote_settings(settings)) if is_cluster else None
+    return None if cluster_addresses(settings) is None else RemoteBroker(remote_settings(settings))
+
+
+def _user() -> str:
+    """Return the name of the user of this process; a user of a container may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # ImportError: Windows without the variables
+        return "unknown"
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]

@@ -32,6 +32,8 @@ _COMMANDS = {
     "conditions": "application",
     "docs": "application",
     "config": "application",
+    "changes": "console",
+    "undo": "console",
     "listeners": "console",
     "schedules": "console",
     "dashboard": "console",

@@ -7,12 +7,12 @@ from mqtemplate.exports import late_import
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access
     from mqtemplate.console.actuator import Actuator, ActuatorSources, asgi_app, managed_actuator, wsgi_app
-    from mqtemplate.console.changes import AuditLog
     from mqtemplate.console.dashboard import (
         Dashboard,
         DashboardServer,
         application_dashboard,
         dashboard_asgi_app,
+        dashboard_audit,
         dashboard_wsgi_app,
         managed_dashboard,
     )
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         management_address,
     )
     from mqtemplate.console.sources import BrokerSource, FolderSource, OpenSource
+    from mqtemplate.operations.audit import AuditLog
 
 __all__ = [
     "MOUNT",
@@ -42,6 +43,7 @@ __all__ = [
     "asgi_app",
     "check_installed",
     "dashboard_asgi_app",
+    "dashboard_audit",
     "dashboard_wsgi_app",
     "managed_actuator",
     "managed_dashboard",
@@ -58,10 +60,10 @@ __getattr__ = late_import(
     __name__,
     {
         "Access": "mqtemplate.console.access",
-        "AuditLog": "mqtemplate.console.changes",
+        "AuditLog": "mqtemplate.operations.audit",
         **dict.fromkeys(("Actuator", "ActuatorSources", "asgi_app", "managed_actuator", "wsgi_app"), _ACTUATOR),
         **dict.fromkeys(("Dashboard", "DashboardServer", "dashboard_asgi_app", "dashboard_wsgi_app"), _DASHBOARD),
-        **dict.fromkeys(("application_dashboard", "managed_dashboard"), _DASHBOARD),
+        **dict.fromkeys(("application_dashboard", "dashboard_audit", "managed_dashboard"), _DASHBOARD),
         **dict.fromkeys(("MOUNT", "ManagementAddress", "ManagementServer", "check_installed"), _SERVER),
         "management_address": _SERVER,
         **dict.fromkeys(("BrokerSource", "FolderSource", "OpenSource"), _SOURCES),

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.console import documents
-from mqtemplate.errors import ConfigurationError, MQTemplateError
+from mqtemplate.errors import ConfigurationError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
 from mqtemplate.http.exchange import HttpRequest, HttpResponse, below, host_name, is_private_name
 from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics
-from mqtemplate.observability.collectors import GroupLags
+from mqtemplate.observability.collectors import GroupLag, GroupLags
 from mqtemplate.observability.health import ApplicationHealth, HealthChecks, Status
 from mqtemplate.observability.lateness import LatenessRecorder
 from mqtemplate.observability.settings import ENDPOINTS, OPEN_ENDPOINTS
-from mqtemplate.operations.application import InvalidChangeError, change_listener, change_schedule, parse_change
+from mqtemplate.operations.application import (
+    InvalidChangeError,
+    change_listener,
+    change_schedule,
+    parse_change,
+    undo_seek,
+)
+from mqtemplate.operations.audit import AuditLog, LoggedChange
+from mqtemplate.operations.changes import LISTENER_SEEK, UnconfirmedChangeError
 from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
@@ -46,10 +55,15 @@ _SOURCES = {
     "prometheus": "metrics",
     "listeners": "listeners",
     "schedules": "schedules",
+    "changes": "audit",
     "lateness": "lateness",
     "conditions": "conditions",
     "configprops": "settings",
 }
+
+_CHANGED = ("listeners", "schedules", "changes")
+"""Endpoints that take changes."""
+_RECENT = 100
 
 Query = Sequence[tuple[str, str]]
 
@@ -62,6 +76,7 @@ class ActuatorSources:
         listeners: The registry of the listeners.
         schedules: The schedules of the application.
         settings: Returns all settings, secrets hidden.
+        audit: The log of seeks, and of their undoing.
         is_ready: Returns True while the application is ready.
     """
 
@@ -73,6 +88,7 @@ class ActuatorSources:
     lateness: LatenessRecorder | None = None
     conditions: Sequence[documents.StarterOutcome] | None = None
     settings: Callable[[], Iterable[documents.Setting]] | None = None
+    audit: AuditLog | None = None
     name: str | None = None
     info: Mapping[str, object] = field(default_factory=dict)
     is_ready: Callable[[], bool] = lambda: True
@@ -125,12 +141,12 @@ class ActuatorAccess:
                 return error_response(404, f"there is no endpoint {name!r}; there is: {', '.join(endpoints)}")
             refusal = None if name in self._open else self._refusal(request, f"reading {name}")
             return source.read(name, "/".join(rest), request.query) if refusal is None else refusal
-        if request.method == "POST" and name in ("listeners", "schedules") and name in endpoints and rest:
+        if request.method == "POST" and name in _CHANGED and name in endpoints and rest:
             return self._refusal(request, f"a change of {name}") or source.change(name, "/".join(rest), request)
         return error_response(
             405,
             f"{request.method} is not allowed here; "
-            "GET reads, and POST on listeners/<id> or schedules/<name> changes one",
+            "GET reads, and POST on listeners/<id>, schedules/<name> or changes/<id> changes one",
         )
 
     def _is_host_allowed(self, host: str) -> bool:
@@ -217,6 +233,7 @@ class Actuator:
             "prometheus": lambda _, __: prometheus_response(_given(self.sources.metrics)),
             "listeners": lambda rest, _: self._listeners(rest),
             "schedules": lambda _, __: document_response(documents.schedules_document(_given(self.sources.schedules))),
+            "changes": lambda rest, _: self._changes(rest),
             "lateness": lambda _, __: document_response(
                 documents.lateness_document(_given(self.sources.lateness).recent())
             ),
@@ -256,7 +273,7 @@ class Actuator:
         )
 
     def _listeners(self, listener_id: str) -> HttpResponse:
-        lags = [] if self.sources.lags is None else self.sources.lags.read(_given(self.sources.listeners))
+        lags = self._lags()
         if not listener_id:
             return document_response(documents.listeners_document(_given(self.sources.listeners), lags))
         container = self._container(listener_id)
@@ -265,6 +282,9 @@ class Actuator:
             if container is None
             else document_response(documents.listener_document(container, lags))
         )
+
+    def _lags(self) -> Sequence[GroupLag]:
+        return [] if self.sources.lags is None else self.sources.lags.read(_given(self.sources.listeners))
 
     def _container(self, listener_id: str) -> ListenerContainer | None:
         return next((each for each in _given(self.sources.listeners) if each.endpoint.id == listener_id), None)
@@ -275,23 +295,52 @@ class Actuator:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
-        """Change a listener or a schedule of this process, and return its document."""
-        apply: Callable[[dict[str, Any], str], object]
-        if kind == "listeners":
-            container = self._container(name)
-            if container is None:
-                return self._no_listener(name)
-            apply, shown = partial(change_listener, container), name
-        else:
-            apply, shown = partial(change_schedule, _given(self.sources.schedules), name), ""
+    def _changes(self, change_id: str) -> HttpResponse:
+        audit: AuditLog = _given(self.sources.audit)
         try:
-            apply(parse_change(request.body), request.remote)
+            found = [audit.get(change_id)] if change_id else audit.recent(_RECENT)
+        except UnknownNameError as exc:
+            return error_response(404, str(exc))
+        return document_response(documents.changes_document(found))
+
+    def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
+        """Change a listener or a schedule of this process, or undo a change, and return its document."""
+        try:
+            if kind == "schedules":
+                change_schedule(_given(self.sources.schedules), name, parse_change(request.body), request.remote)
+                return self.read(kind, "", ())
+            return self._change_of_listener(kind, name, request)
+        except UnconfirmedChangeError as exc:
+            return error_response(409, str(exc), preview=exc.preview.document())
         except InvalidChangeError as exc:
             return error_response(400, str(exc))
+        except UnknownNameError as exc:
+            return error_response(404, str(exc))
         except MQTemplateError as exc:
             return error_response(409, str(exc))
-        return self.read(kind, shown, ())
+
+    def _change_of_listener(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
+        """Change a listener, or undo a change of one. The document of a preview has nothing else."""
+        audit: AuditLog = _given(self.sources.audit)
+        logged: LoggedChange | None = None
+        if kind == "changes":
+            logged = audit.get(name)
+            if logged.action != LISTENER_SEEK:
+                raise InvalidChangeError(
+                    f"change {name} is {logged.action}; here a {LISTENER_SEEK} is undone, others with: mqtemplate undo"
+                )
+            name = str(logged.facts.get("listener"))
+        container = self._container(name)
+        if container is None:
+            return self._no_listener(name)
+        change = parse_change(request.body)
+        if logged is None:
+            found = change_listener(container, change, request.remote, audit)
+        else:
+            found = undo_seek(container, logged, change, request.remote, audit)
+        if "preview" in found:
+            return document_response(found)
+        return document_response(documents.listener_document(container, self._lags()) | found)
 
 
 def _available(sources: ActuatorSources) -> set[str]:
@@ -345,8 +394,17 @@ def _response(status: int, document: Mapping[str, Any]) -> HttpResponse:
     return HttpResponse(status, body, _JSON, _HEADERS)
 
 
-def managed_actuator(sources: ActuatorSources, settings: ManagementSettings) -> Actuator:
-    """Return the actuator of an application or of a server, as ``mqtemplate.management`` sets it up."""
+def managed_actuator(sources: ActuatorSources, settings: ManagementSettings, clock: Clock = SystemClock()) -> Actuator:
+    """Return the actuator of an application or of a server, as ``mqtemplate.management`` sets it up.
+
+    Changes of listeners are logged to the file of the settings, or kept in memory if they name none.
+
+    Raises:
+        ConfigurationError: The audit log cannot be written.
+    """
+    if sources.listeners is not None:
+        path = None if settings.audit_log is None else Path(settings.audit_log)
+        sources = replace(sources, audit=AuditLog(path, clock))
     return Actuator(
         sources,
         token=None if settings.token is None else settings.token.get_secret_value(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -11,8 +12,9 @@ from mqtemplate.context.config.masking import masked
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.observability.lateness import Cause
+from mqtemplate.operations.changes import LISTENER_SEEK, ChangePreview, most_of_reset, offset_value
 
-_ACTIONS = ("pause", "resume", "seek", "concurrency")
+_ACTIONS = ("pause", "resume", "concurrency")
 _SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 _MAX_BARS = 100
 
@@ -32,18 +34,94 @@ def listeners(site: Site, call: Call) -> HttpResponse:
 
 
 def change_listener(site: Site, call: Call) -> HttpResponse:
-    """Pause or resume a listener, let it continue at another position, or change its concurrency."""
+    """Pause or resume a listener, or change its concurrency."""
     listener, application, action = call.field("listener"), _application(site), call.action_field(_ACTIONS)
     change: dict[str, Any] = {"action": action}
-    if action == "seek":
-        change |= _seek(call)
-    elif action == "concurrency":
+    if action == "concurrency":
         change["number"] = _number(call)
-    with site.audit.change(f"listener.{action}", call.request.remote, listener=listener, to=_target(change)) as result:
+    number = change.get("number")
+    with site.audit.change(f"listener.{action}", call.request.remote, listener=listener, to=number) as entry:
         found = application.post(f"listeners/{quote(listener, safe='')}", change)
-        result["listener_state"] = found["state"]
+        entry.result["listener_state"] = found["state"]
     site.cache.clear()
     return site.redirect(call.url("/listeners"))
+
+
+def seek(site: Site, call: Call) -> HttpResponse:
+    """Let a listener continue at another position: show what that does, then do it."""
+    listener, position = call.field("listener"), _position(call)
+    seek = _Seek(
+        path=f"listeners/{quote(listener, safe='')}",
+        change={"action": "seek", **position},
+        title=f"Move listener {listener}",
+        fields=[("listener", listener), *position.items()],
+        target={"listener": listener, **position},
+    )
+    return _previewed(site, call, seek)
+
+
+def undo_seek(site: Site, call: Call) -> HttpResponse:
+    """Let a listener continue at the offsets before a seek: show what that does, then do it."""
+    logged = site.audit.get(call.field("id"))
+    of_application = logged.facts.get("application_change")
+    if of_application is None:
+        raise MessageError(f"change {logged.id} ({logged.action}) is not a seek that this dashboard has made")
+    listener = logged.facts.get("listener")
+    seek = _Seek(
+        path=f"changes/{quote(str(of_application), safe=',')}",
+        change={"action": "undo"},
+        title=f"Undo the move of listener {listener}",
+        fields=[("id", logged.id)],
+        target={"listener": listener, "undo_of": logged.id},
+    )
+    return _previewed(site, call, seek)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seek:
+    """A seek, or the undoing of one.
+
+    Attributes:
+        path: Path of the document to change, below the actuator.
+        fields: Fields of the form that confirms it.
+        target: Fields of the audit log.
+    """
+
+    path: str
+    change: dict[str, Any]
+    title: str
+    fields: list[tuple[str, str]]
+    target: dict[str, Any]
+
+
+def _previewed(site: Site, call: Call, seek: _Seek) -> HttpResponse:
+    """Show the preview of a seek; make it if the form has the number of the preview, and it is about as many now."""
+    application, problem = _application(site), ""
+    preview = ChangePreview.of(application.post(seek.path, {**seek.change, "dryRun": True})["preview"])
+    if call.field("expected"):
+        expected = call.previewed()
+        if preview.count <= most_of_reset(expected):
+            old = map(offset_value, preview.offsets)
+            remote, shown = call.request.remote, preview.count
+            with site.audit.change(LISTENER_SEEK, remote, old, shown=shown, **seek.target) as entry:
+                found = application.post(seek.path, {**seek.change, "confirm": shown})
+                entry.result.update(application_change=found["change"], listener_state=found["state"])
+            site.cache.clear()
+            return site.redirect(call.url("/listeners"))
+        problem = f"The preview showed {expected:,} messages, and now it would be {preview.count:,}."
+    return site.page(
+        call,
+        "change_preview.html",
+        409 if problem else 200,
+        heading=seek.title,
+        request="",
+        preview=preview,
+        problem=problem,
+        address=call.url(call.request.path),
+        fields=seek.fields,
+        button=seek.title,
+        back=call.url("/listeners"),
+    )
 
 
 def _list(site: Site, call: Call, kind: str) -> HttpResponse:
@@ -59,13 +137,13 @@ def _application(site: Site) -> ApplicationDocuments:
     return site.application
 
 
-def _seek(call: Call) -> dict[str, Any]:
+def _position(call: Call) -> dict[str, str]:
     to, back = call.field("to"), call.field("back")
     if to in ("first", "latest") and not back:
         return {"to": to}
-    if back:
+    if back and not to:
         return {"back": back}
-    raise MessageError("choose the first message, the latest, or a duration to go back")
+    raise MessageError("choose the first message, the latest, or a duration to go back; one of them")
 
 
 def _number(call: Call) -> int:
@@ -73,10 +151,6 @@ def _number(call: Call) -> int:
     if not number:
         raise MessageError("give the number of handlers that may run at a time")
     return number
-
-
-def _target(change: dict[str, Any]) -> object:
-    return next((change[key] for key in ("to", "back", "number") if key in change), None)
 
 
 # --- schedules ----------------------------------------------------------------------------------
@@ -168,6 +242,8 @@ def _conditions(document: Any) -> list[dict[str, Any]]:
 ROUTES: Routes = {
     ("GET", "/listeners"): listeners,
     ("POST", "/listeners/change"): change_listener,
+    ("POST", "/listeners/seek"): seek,
+    ("POST", "/listeners/undo"): undo_seek,
     ("GET", "/schedules"): schedules,
     ("POST", "/schedules/change"): change_schedule,
     ("GET", "/lateness"): lateness,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock, SystemClock
@@ -12,8 +14,8 @@ from mqtemplate.console import application, dead_letters, delayed, messages, ove
 from mqtemplate.console.access import Access
 from mqtemplate.console.actuator import Actuator
 from mqtemplate.console.cache import BackgroundCache, Rates
-from mqtemplate.console.changes import AuditLog, Jobs, JobState, default_audit_path
 from mqtemplate.console.client import LocalActuator
+from mqtemplate.console.jobs import Jobs, JobState
 from mqtemplate.console.rendering import STATIC_TYPES, compile_templates, static_files
 from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
 from mqtemplate.console.site import ApplicationDocuments, Call, Site, merged
@@ -33,6 +35,10 @@ from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_app
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.http.tokens import TokenAnswer
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.audit import AuditLog, default_audit_path
+from mqtemplate.operations.bulk import parse_time
+from mqtemplate.operations.changes import LISTENER_SEEK, Change, UnconfirmedChangeError
+from mqtemplate.operations.undo import undo_change, why_not_undone
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -51,10 +57,13 @@ _HEADERS = (
 )
 _NO_STORE = ("Cache-Control", "no-store")
 _FOREVER = ("Cache-Control", "public, max-age=31536000, immutable")
+_SHOWN = 100
+_OF = ("listener", "group", "topic", "name", "filter", "schedule", "undo_of")
 _STATUS: tuple[tuple[type[MQTemplateError], int], ...] = (
     (UnknownNameError, 404),
     (UnsupportedError, 501),
     (StoreLockedError, 409),
+    (UnconfirmedChangeError, 409),
     (MessageError, 400),
     (BrokerError, 503),
 )
@@ -77,6 +86,61 @@ def _stop_job(site: Site, call: Call) -> HttpResponse:
     return site.redirect(call.url("/jobs", id=job.id))
 
 
+def _changes(site: Site, call: Call) -> HttpResponse:
+    """Return the list."""
+    rows: list[dict[str, Any]] = []
+    for each in site.audit.recent(_SHOWN):
+        reason = why_not_undone(each)
+        seek = each.facts.get("application_change") if each.action == LISTENER_SEEK else None
+        rows.append(
+            {
+                "change": each,
+                "time_ms": parse_time(each.time),
+                "of": ", ".join(f"{name} {each.facts[name]}" for name in _OF if each.facts.get(name)),
+                "reason": None if seek else reason,
+                "seek": seek,
+                "can_undo": bool(seek) or (reason is None and site.source is not None),
+            }
+        )
+    return site.page(call, "changes.html", rows=rows)
+
+
+def _preview_undo(site: Site, call: Call) -> HttpResponse:
+    """Show what the undoing of a change would do."""
+    return _undo_page(site, call)
+
+
+def _undo_page(site: Site, call: Call, problem: str = "") -> HttpResponse:
+    logged = site.audit.get(call.field("id"))
+    with site.reading() as access:
+        change = undo_change(access, logged)
+        shown = change.preview
+        title = change.title
+    return site.page(
+        call,
+        "change_preview.html",
+        409 if problem else 200,
+        heading=f"Undo {logged.action}",
+        request=title,
+        preview=shown,
+        problem=problem,
+        address=call.url("/changes/undo"),
+        fields=[("id", logged.id)],
+        button="Undo",
+        back=call.url("/changes"),
+    )
+
+
+def _undo(site: Site, call: Call) -> HttpResponse:
+    """Undo a change that was shown before."""
+    logged = site.audit.get(call.field("id"))
+
+    def build(access: BrokerAccess) -> Change:
+        return undo_change(access, logged)
+
+    return site.start_change(call, build, call.url("/changes"), lambda problem: _undo_page(site, call, problem))
+
+
 _ROUTES = merged(
     [
         overview.ROUTES,
@@ -85,7 +149,13 @@ _ROUTES = merged(
         delayed.ROUTES,
         dead_letters.ROUTES,
         application.ROUTES,
-        {("GET", "/jobs"): _show_job, ("POST", "/jobs/stop"): _stop_job},
+        {
+            ("GET", "/jobs"): _show_job,
+            ("POST", "/jobs/stop"): _stop_job,
+            ("GET", "/changes"): _changes,
+            ("POST", "/changes/preview"): _preview_undo,
+            ("POST", "/changes/undo"): _undo,
+        },
     ]
 )
 
@@ -235,6 +305,18 @@ def dashboard_asgi_app(dashboard: Dashboard) -> AsgiApp:
     return asgi_application(dashboard.handle, MAX_FORM_BYTES)
 
 
+def dashboard_audit(path: Path | None, clock: Clock) -> AuditLog:
+    """Return the audit log of a dashboard. Each change is the event ``dashboard.changed`` too.
+
+    Args:
+        path: The file; None to keep the last changes in memory.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    return AuditLog(path, clock, event=partial(_log.warning, "dashboard.changed"))
+
+
 class DashboardServer(ConsoleServer):
     """Serves a dashboard on an address of its own.
 
@@ -277,13 +359,13 @@ def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSe
         allowed_hosts=(*section.allowed_hosts, *(() if is_loopback else (settings.address,))),
         clock=broker.clock,
     )
-    path = Path(section.audit_log) if section.audit_log is not None else default_audit_path()
+    path = Path(settings.audit_log) if settings.audit_log is not None else default_audit_path()
     broker.admin()  # an error at the start, not on the first page
     return Dashboard(
         OpenSource(BrokerAccess(broker), title),
         LocalActuator(actuator, token),
         access=access,
-        audit=AuditLog(path if section.allow_changes else None, broker.clock),
+        audit=dashboard_audit(path if section.allow_changes else None, broker.clock),
         clock=broker.clock,
     )
 

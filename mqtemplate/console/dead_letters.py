@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from mqtemplate.console.changes import Job
 from mqtemplate.console.site import Call, Routes, Site, time_of
 from mqtemplate.converters.readable import body_text
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import parse_rate
+from mqtemplate.operations.changes import Change, carry_out
 from mqtemplate.operations.dead_letters import (
     DeadLetterMessage,
     DeadLetters,
+    LetterAction,
     LetterEdit,
     LetterFilter,
+    LettersChange,
     LetterState,
     resent_message,
 )
@@ -128,23 +129,25 @@ def _own_properties(found: DeadLetterMessage) -> dict[str, str]:
 
 def preview(site: Site, call: Call) -> HttpResponse:
     """Show what a change of dead letters would do."""
+    return _preview(site, call)
+
+
+def _preview(site: Site, call: Call, problem: str = "") -> HttpResponse:
     group, action = call.field("group"), call.action_field(_ACTIONS)
     with site.reading() as access:
-        shown: list[DeadLetterMessage] = []
-        total = 0
-        for each in _chosen(access, call):
-            total += 1
-            if total <= _SHOWN:
-                shown.append(each)
+        change = _plan(access, call, None)
         now_ms = access.broker.clock.now_ms()
     return site.page(
         call,
         "letters_preview.html",
+        409 if problem else 200,
         group=group,
         name=_ACTIONS[action],
         action=action,
-        total=total,
-        shown=shown,
+        preview=change.preview,
+        total=change.preview.count,
+        shown=change.letters[:_SHOWN],
+        problem=problem,
         fields=call.given_fields("action", "scope", "group", *_FILTERS),
         ids=call.fields("letter"),
         now_ms=now_ms,
@@ -154,32 +157,32 @@ def preview(site: Site, call: Call) -> HttpResponse:
 
 def apply(site: Site, call: Call) -> HttpResponse:
     """Resend or purge the dead letters that were shown before."""
-    group, action = call.field("group"), call.action_field(_ACTIONS)
-    until_ms, rate = call.time_field("until") or 0, parse_rate(call.field("rate"))
-    only_group = call.field("only_group") == "1"
+    until_ms = call.time_field("until")
+    if until_ms is None:
+        raise MessageError("a change needs its preview first")
 
-    def change(access: BrokerAccess, chosen: Iterator[DeadLetterMessage], job: Job, result: dict[str, Any]) -> str:
-        letters = DeadLetters(access)
-        if action == "purge":
-            result["count"] = letters.purge(chosen, job.advance)
-            return f"{result['count']:,} purged"
-        # The list is complete before the first send: a resend that fails again would be found too.
-        sent = letters.resend(list(chosen), only_group=only_group, rate=rate, on_progress=job.advance)
-        result["count"] = len(sent)
-        return f"{len(sent):,} sent again"
+    def build(access: BrokerAccess) -> Change:
+        return _plan(access, call, until_ms)
 
-    return site.change_previewed(
-        call,
-        title=f"{_ACTIONS[action]} {call.previewed():,} dead letters of {group}",
-        back=call.url("/dead-letters", group=group),
-        action=f"dead_letters.{action}",
-        target={
-            "group": group,
-            "letters": call.fields("letter") if call.scope_field() == "chosen" else None,
-            "filter": dict(call.given_fields(*_FILTERS)) or None,
-        },
-        reached=lambda access: _seen(access, call, until_ms),
-        change=change,
+    back = call.url("/dead-letters", group=call.field("group"))
+    return site.start_change(call, build, back, lambda problem: _preview(site, call, problem))
+
+
+def _plan(access: BrokerAccess, call: Call, until_ms: int | None) -> LettersChange:
+    """Return the change of a form as it is now.
+
+    Args:
+        until_ms: Dead letters that were stored later are left alone: the user has not seen them.
+    """
+    chosen = [each for each in _chosen(access, call) if until_ms is None or each.message.store_timestamp <= until_ms]
+    return LettersChange(
+        access,
+        call.field("group"),
+        chosen,
+        LetterAction(call.action_field(_ACTIONS)),
+        only_group=call.field("only_group") == "1",
+        rate=parse_rate(call.field("rate")),
+        target={"filter": dict(call.given_fields(*_FILTERS)) or None},
     )
 
 
@@ -187,17 +190,26 @@ def edit(site: Site, call: Call) -> HttpResponse:
     """Send one dead letter again, with another body or other properties."""
     group, letter_id = call.field("group"), call.field("id")
     with site.changing() as access:
-        letters = DeadLetters(access)
-        found = letters.get(group, letter_id)
+        found = DeadLetters(access).get(group, letter_id)
         changes = _edit(call, found)
         changed = {"body": changes.body is not None, "properties": sorted(changes.properties or {})}
-        with site.audit.change(
-            "dead_letters.edit", call.request.remote, group=group, letters=[found.id], changed=changed
-        ) as result:
-            [sent] = letters.resend([found], changes, only_group=call.field("only_group") == "1")
-            result["offset_msg_id"] = sent.offset_msg_id
+        change = LettersChange(
+            access,
+            group,
+            [found],
+            LetterAction.EDIT,
+            edit=changes,
+            only_group=call.field("only_group") == "1",
+            target={"changed": changed},
+            is_named=True,
+        )
+        [sent] = carry_out(change, site.audit, call.request.remote, place=_label(site)).details
     site.cache.clear()
     return site.redirect(call.url("/message", id=sent.offset_msg_id))
+
+
+def _label(site: Site) -> str | None:
+    return None if site.source is None else site.source.label
 
 
 def _edit(call: Call, found: DeadLetterMessage) -> LetterEdit:
@@ -223,11 +235,6 @@ def _body(text: str, before: bytes) -> bytes | None:
     """
     after = text.encode() if b"\r\n" in before else text.replace("\r\n", "\n").encode()
     return None if after == before else after
-
-
-def _seen(access: BrokerAccess, call: Call, until_ms: int) -> Iterator[DeadLetterMessage]:
-    """Yield the dead letters of a form that were stored before its preview."""
-    return (each for each in _chosen(access, call) if each.message.store_timestamp <= until_ms)
 
 
 def _chosen(access: BrokerAccess, call: Call) -> Iterator[DeadLetterMessage]:

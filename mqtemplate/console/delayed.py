@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from mqtemplate.broker import Capability
-from mqtemplate.console.changes import Job
 from mqtemplate.console.histogram import (
     DAY_MS,
     HOUR_MS,
@@ -24,7 +24,14 @@ from mqtemplate.errors import MessageError, MQTemplateError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import parse_rate, parse_span
-from mqtemplate.operations.delayed import BulkChange, DelayedOperations, PendingAction, PendingChange
+from mqtemplate.operations.changes import Change
+from mqtemplate.operations.delayed import (
+    MOST_COUNTED,
+    DelayedOperations,
+    PendingAction,
+    PendingChange,
+    PendingMessagesChange,
+)
 from mqtemplate.pending import PendingMessage, PendingQuery
 
 _PAGE = 50
@@ -238,24 +245,40 @@ def _shift_of(call: Call) -> int:
     return span_ms
 
 
+def _plan(wanted: ChosenChange, access: BrokerAccess, count: int) -> PendingMessagesChange:
+    """Return the change as it is now. *count* is its number of messages, as far as is known."""
+    total = count if count > MOST_COUNTED and not wanted.handles else None
+    query = {name: getattr(wanted.query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
+    target = {
+        "filter": {name: value for name, value in query.items() if value is not None} or None,
+        "shift_ms": wanted.shift_ms or None,
+    }
+    return PendingMessagesChange(access, wanted.reached, wanted.change, target, rate=wanted.rate, total=total)
+
+
 def preview(site: Site, call: Call) -> HttpResponse:
     """Show what a change would do."""
-    change = _change_of(call)
+    return _preview(site, call)
+
+
+def _preview(site: Site, call: Call, problem: str = "") -> HttpResponse:
+    wanted = _change_of(call)
     with site.reading() as access:
         pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
-        if change.handles:
-            shown = list(pending.chosen(change.handles))
-            total = len(shown)
-        else:
-            shown = list(pending.all(change.query, _SHOWN))
-            total = access.broker.delayed.count_pending(change.query, DAY_MS).total
+        count = 0 if wanted.handles else access.broker.delayed.count_pending(wanted.query, DAY_MS).total
+        found = _plan(wanted, access, count).preview
+        shown = pending.chosen(wanted.handles) if wanted.handles else pending.all(wanted.query, _SHOWN)
+        first = list(islice(shown, _SHOWN))
     return site.page(
         call,
         "delayed_preview.html",
-        change=change,
-        total=total,
-        shown=shown[:_SHOWN],
-        missing=len(change.handles) - total if change.handles else 0,
+        409 if problem else 200,
+        change=wanted,
+        preview=found,
+        total=found.count,
+        shown=first,
+        problem=problem,
+        missing=len(wanted.handles) - found.count if wanted.handles else 0,
         fields=call.given_fields("action", "scope", "shift", *_FILTERS),
         now_ms=now_ms,
         back=_back(call),
@@ -265,38 +288,13 @@ def preview(site: Site, call: Call) -> HttpResponse:
 def apply(site: Site, call: Call) -> HttpResponse:
     """Make a change that was shown before."""
     wanted = _change_of(call)
+    if wanted.until_ms is None:
+        raise MessageError("a change needs its preview first")
 
-    def change(access: BrokerAccess, messages: Iterator[PendingMessage], job: Job, result: dict[str, Any]) -> str:
-        done = DelayedOperations(access).change_all(messages, wanted.change, wanted.rate, job.advance)
-        result.update({status.value: count for status, count in done.counts.items()}, unsupported=done.unsupported)
-        return _result_text(done)
+    def build(access: BrokerAccess) -> Change:
+        return _plan(wanted, access, call.previewed())
 
-    return site.change_previewed(
-        call,
-        title=f"{wanted.name} {call.previewed():,} pending messages",
-        back=_back(call),
-        action=f"delayed.{wanted.action}",
-        target={
-            "handles": list(wanted.handles) or None,
-            "filter": _filter_text(wanted.query),
-            "shown": None,
-            "shift_ms": wanted.shift_ms or None,
-        },
-        reached=wanted.reached,
-        change=change,
-    )
-
-
-def _filter_text(query: PendingQuery) -> dict[str, object] | None:
-    given = {name: getattr(query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
-    return {name: value for name, value in given.items() if value is not None} or None
-
-
-def _result_text(done: BulkChange) -> str:
-    parts = [f"{count:,} {status.value}" for status, count in done.counts.items()]
-    if done.unsupported:
-        parts.append(f"{done.unsupported:,} that this broker cannot change")
-    return ", ".join(parts) or "no message was pending any more"
+    return site.start_change(call, build, _back(call), lambda problem: _preview(site, call, problem))
 
 
 def _back(call: Call) -> str:

@@ -14,6 +14,7 @@ from mqtemplate.observability.catalogue import Instrument, Point, points
 from mqtemplate.observability.collectors import GroupLag
 from mqtemplate.observability.health import ApplicationHealth, ComponentHealth
 from mqtemplate.observability.lateness import LateDelivery
+from mqtemplate.operations.audit import LoggedChange
 from mqtemplate.scheduling.schedules import Schedules, ScheduleState
 
 _CONTEXT = "application"
@@ -227,6 +228,24 @@ def _schedule_document(state: ScheduleState) -> dict[str, Any]:
 
 
 # --- the application ----------------------------------------------------------------------------
+
+
+def changes_document(changes: Iterable[LoggedChange]) -> dict[str, Any]:
+    """Return the document of ``/actuator/changes``: the last changes, the newest first."""
+    return {"changes": [change_record(each) for each in changes]}
+
+
+def change_record(change: LoggedChange) -> dict[str, Any]:
+    """Return one change of an audit log."""
+    return {
+        "id": change.id,
+        "time": change.time,
+        "action": change.action,
+        "state": change.state,
+        "author": change.author,
+        "undoneBy": change.undone_by,
+        "facts": dict(change.facts),
+    }
 
 
 def conditions_document(outcomes: Iterable[StarterOutcome]) -> dict[str, Any]:

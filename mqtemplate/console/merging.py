@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -22,6 +24,7 @@ from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.metrics import MetricKind, Metrics, MetricSample
 from mqtemplate.observability.health import Status
 from mqtemplate.operations.application import InvalidChangeError, parse_change
+from mqtemplate.operations.changes import ChangePreview, UnconfirmedChangeError, check_preview
 
 WORKER = "worker"
 """Label of each value with the name of its process."""
@@ -138,6 +141,8 @@ class MergedDocuments:
             return self._listeners(rest)
         if name in _MERGES:
             return self._merged(name, _MERGES[name])
+        if name == "changes":
+            return self._merged(f"changes/{rest}" if rest else name, _merged_changes)
         return self._first(ActuatorCall("GET", name))
 
     def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
@@ -148,10 +153,36 @@ class MergedDocuments:
         if kind == "schedules":
             return self._first(call)
         try:
-            is_of_one_queue = "offset" in parse_change(request.body)
+            change = parse_change(request.body)
         except InvalidChangeError as exc:
             return error_response(_BAD_REQUEST, str(exc))
-        return _changed(name, self._processes.ask(call), is_of_one_queue=is_of_one_queue)
+        if kind == "changes" or change.get("action") == "seek":
+            return self._seek(kind, name, change, request.remote)
+        return _changed(name, self._processes.ask(call), is_of_one_queue=False)
+
+    def _seek(self, kind: str, name: str, change: Mapping[str, Any], remote: str) -> HttpResponse:
+        """Let a listener continue elsewhere in all processes, or undo that. Preview and confirmation are of all."""
+        names = name.split(",") if kind == "changes" else [name]
+
+        def ask(**more: object) -> list[WorkerAnswer]:
+            body = json.dumps({**change, **more}).encode()
+            calls = [ActuatorCall("POST", f"{kind}/{each}", body, remote) for each in names]
+            return [answer for call in calls for answer in self._processes.ask(call)]
+
+        shown, is_of_one_queue = ask(dryRun=True), "offset" in change
+        previews = [ChangePreview.of(each.document["preview"]) for each in shown if each.status == _OK]
+        if not previews:
+            return _changed(name, shown, is_of_one_queue=is_of_one_queue)
+        preview = reduce(ChangePreview.merged, previews)
+        if change.get("dryRun"):
+            return document_response({"preview": preview.document()})
+        if preview.count > 1 or change.get("confirm") is not None:
+            title = f"{preview.skipped:,} messages would be skipped, {preview.again:,} delivered again"
+            try:
+                check_preview(preview, title, change.get("confirm"), is_by_queue=True)
+            except UnconfirmedChangeError as exc:
+                return error_response(_CONFLICT, str(exc), preview=preview.document())
+        return _changed(name, ask(confirm=preview.count), is_of_one_queue=is_of_one_queue)
 
     def _first(self, call: ActuatorCall) -> HttpResponse:
         """Return the answer of the first process that has the endpoint."""
@@ -342,7 +373,21 @@ def merged_listener(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
             {WORKER: worker, **{name: each[name] for name in ("state", "threads", *_SUMS)}}
             for worker, each in found.items()
         ],
+        **_merged_change(documents),
     }
+
+
+def _merged_change(documents: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Return the id of a seek: of several processes all ids, which are undone together."""
+    if not any("change" in each for each in documents):
+        return {}
+    return {"change": ",".join(each["change"] for each in documents if each.get("change")) or None}
+
+
+def _merged_changes(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes of all processes, the newest first. With a file for all, each process has all."""
+    by_id = {each["id"]: each for document in found.values() for each in document["changes"]}
+    return {"changes": sorted(by_id.values(), key=lambda each: str(each["time"]), reverse=True)}
 
 
 def _merged_lateness(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
 from mqtemplate.console.access import Access
 from mqtemplate.console.cache import BackgroundCache, Rates
-from mqtemplate.console.changes import AuditLog, Job, Jobs, Work
+from mqtemplate.console.jobs import Job, Jobs, Work
 from mqtemplate.console.rendering import FORM_END, render
 from mqtemplate.console.sources import BrokerSource
 from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
-from mqtemplate.operations.bulk import at_most, check_count, parse_time
+from mqtemplate.operations.audit import AuditLog
+from mqtemplate.operations.bulk import parse_time
+from mqtemplate.operations.changes import Change, UnconfirmedChangeError, carry_out, check_confirmed
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
 _REPEATED = frozenset({"handle", "letter", "name", "value"})
 _MAX_DIGITS = 14
 """Epoch milliseconds with 14 digits are before the year 5139; Python's dates end in 9999."""
-
-
-T = TypeVar("T")
 
 HTML = "text/html; charset=utf-8"
 
@@ -41,6 +40,7 @@ _PAGES = (
     ("/dead-letters", "Dead letters", True),
     ("/tail", "Live tail", True),
     ("/levels", "Delay levels", True),
+    ("/changes", "Changes", False),
     ("/listeners", "Listeners", False),
     ("/schedules", "Schedules", False),
     ("/lateness", "Lateness", False),
@@ -174,10 +174,9 @@ class Call:
         Raises:
             MessageError: There was no preview.
         """
-        number = self.number_field("expected")
-        if not number or time_of(self.field("until"), "until") is None:
+        if not self.field("expected"):
             raise MessageError("a change needs its preview first")
-        return number
+        return self.number_field("expected")
 
     # --- addresses -----------------------------------------------------------------------------
 
@@ -299,37 +298,39 @@ class Site:
         """Return a redirect to another page, after a change."""
         return HttpResponse(303, b"", HTML, (("Location", address), *headers))
 
-    def change_previewed(
+    def start_change(
         self,
         call: Call,
-        *,
-        title: str,
+        build: Callable[[BrokerAccess], Change],
         back: str,
-        action: str,
-        target: Mapping[str, object],
-        reached: Callable[[BrokerAccess], Iterator[T]],
-        change: Callable[[BrokerAccess, Iterator[T], Job, dict[str, Any]], str],
+        preview_again: Callable[[str], HttpResponse],
     ) -> HttpResponse:
-        """Start the change of the messages that a preview has shown, and of no more. Return a redirect to its page.
+        """Start a change that a preview has shown. Return a redirect to its page.
 
         Args:
-            action: Name in the audit log, where *target* is beside it.
-            reached: Yields the messages.
-            change: Changes them, and returns the result for a reader. It adds to the second line of the audit log.
+            build: Returns the change as it is now.
+            preview_again: Returns the preview page with a sentence at its top: the change reaches more by now.
 
         Raises:
-            MessageError: There was no preview, or it showed fewer messages.
+            MessageError: There was no preview.
         """
-        expected, remote = call.previewed(), call.request.remote
+        expected, remote, place = call.previewed(), call.request.remote, self._source().label
         with self.reading() as access:
-            check_count(expected, reached(access))
+            planned = build(access)
+            try:
+                check_confirmed(planned, expected)
+            except UnconfirmedChangeError as exc:
+                return preview_again(str(exc))
+            title, total = planned.title, planned.preview.count
 
         def work(job: Job) -> str:
-            fields = {**target, "shown": expected}
-            with self.changing() as access, self.audit.change(action, remote, **fields) as result:
-                return change(access, at_most(expected, reached(access)), job, result)
+            with self.changing() as access:
+                made = carry_out(
+                    build(access), self.audit, remote, place=place, expected=expected, on_progress=job.advance
+                )
+            return f"{made.text}; this is change {made.id}"
 
-        return self.start_job(call, title, expected, back, work)
+        return self.start_job(call, title, total, back, work)
 
     def start_job(self, call: Call, title: str, total: int | None, back: str, work: Work) -> HttpResponse:
         """Start a job, and return a redirect to its page.

@@ -14,6 +14,7 @@ ENDPOINTS = (
     "prometheus",
     "listeners",
     "schedules",
+    "changes",
     "lateness",
     "conditions",
     "configprops",

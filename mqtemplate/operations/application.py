@@ -1,22 +1,35 @@
 """Changes that the actuator takes.
 
-Listeners: pause, resume, seek, concurrency. Schedules: pause, resume, trigger.
+Listeners: pause, resume, seek, undo of a seek, concurrency. Schedules: pause, resume, trigger.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
+from mqtemplate.broker import OffsetChange
+from mqtemplate.durations import option_ms
 from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
+from mqtemplate.listener.container.process_queue import epoch_ms
 from mqtemplate.message import MessageQueue
 from mqtemplate.numbers import parse_number
+from mqtemplate.operations.audit import AuditLog, LoggedChange
+from mqtemplate.operations.changes import (
+    LISTENER_SEEK,
+    OffsetsReset,
+    carry_out,
+    check_confirmed,
+    old_offsets,
+    plan_restore,
+)
 from mqtemplate.scheduling.schedules import Schedules
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 from mqtemplate.user_code import did_you_mean
 
 _log = get_logger("mqtemplate.actuator")
@@ -24,11 +37,12 @@ _log = get_logger("mqtemplate.actuator")
 ACTIONS: Mapping[str, Sequence[str]] = {
     "pause": (),
     "resume": (),
-    "seek": ("to", "back", "offset", "topic", "queue", "broker"),
+    "seek": ("to", "back", "offset", "topic", "queue", "broker", "dryRun", "confirm"),
     "concurrency": ("number",),
 }
 """Actions on a listener -> fields beside ``action``."""
 SCHEDULE_ACTIONS: Mapping[str, Sequence[str]] = {"pause": ("until",), "resume": (), "trigger": ()}
+UNDO_ACTIONS: Mapping[str, Sequence[str]] = {"undo": ("dryRun", "confirm")}
 _MAX_LONG = 2**63 - 1
 
 
@@ -85,7 +99,9 @@ def _logged(kind: str, remote: str, **fields: object) -> Iterator[None]:
     _log.warning(f"{kind}.changed", remote=remote, **fields)
 
 
-def change_listener(container: ListenerContainer, change: Mapping[str, Any], remote: str) -> None:
+def change_listener(
+    container: ListenerContainer, change: Mapping[str, Any], remote: str, audit: AuditLog
+) -> dict[str, Any]:
     """Pause, resume or reposition a listener, or change its concurrency, and log who did it.
 
     ``{"action": "pause"}``, ``{"action": "resume"}``, ``{"action": "concurrency", "number": 8}``, and for
@@ -95,27 +111,83 @@ def change_listener(container: ListenerContainer, change: Mapping[str, Any], rem
     - ``"back": "1h"``: the messages of the last hour again;
     - ``"topic"``, ``"queue"``, ``"offset"`` and, with several brokers, ``"broker"``: one queue.
 
+    ``"dryRun": true`` returns the preview of a seek. A seek that reaches more than one message needs the number of its
+    preview: ``"confirm": 2675``.
+
     Args:
         remote: Address of the client, for the log.
 
+    Returns:
+        ``preview`` for a dry run; otherwise ``change``, the id of a seek in the audit log, or nothing.
+
     Raises:
         InvalidChangeError: The change is not one of these.
+        UnconfirmedChangeError: A seek lacks its confirmation.
         ListenerError: The listener is not running, or does not have the queue.
     """
     action = _action_of(change, ACTIONS)
     if not container.is_running:
         raise ListenerError(f"{container.name} is {container.state.value}; only a running listener can be changed")
+    if action == "seek":
+        return _make(_seek_of(container, change), container, change, remote, audit)
     apply = _apply_of(container, action, change)
     with _logged("listener", remote, listener=container.endpoint.id, **change):
         apply()
+    return {}
 
 
 def _apply_of(container: ListenerContainer, action: str, change: Mapping[str, Any]) -> Callable[[], None]:
-    if action == "seek":
-        return _seek_of(container, change)
     if action == "concurrency":
         return _concurrency_of(container, change.get("number"))
     return container.pause if action == "pause" else container.resume
+
+
+def _make(
+    seek: OffsetsReset, container: ListenerContainer, change: Mapping[str, Any], remote: str, audit: AuditLog
+) -> dict[str, Any]:
+    """Make a seek that is confirmed, or return its preview."""
+    confirmed = change.get("confirm")
+    if confirmed is not None and (type(confirmed) is not int or not 0 <= confirmed <= _MAX_LONG):
+        raise InvalidChangeError(f"confirm must be the number of the preview, got {_shown(confirmed)}")
+    if type(change.get("dryRun", False)) is not bool:
+        raise InvalidChangeError(f"dryRun must be true or false, got {_shown(change['dryRun'])}")
+    if change.get("dryRun"):
+        return {"preview": seek.preview.document()}
+    check_confirmed(seek, confirmed)
+    if seek.preview.is_empty:
+        return {"change": None}
+    with _logged("listener", remote, listener=container.endpoint.id, **change):
+        return {"change": carry_out(seek, audit, remote).id}
+
+
+def undo_seek(
+    container: ListenerContainer, logged: LoggedChange, change: Mapping[str, Any], remote: str, audit: AuditLog
+) -> dict[str, Any]:
+    """Let a listener continue at the offsets before a seek: ``{"action": "undo"}``, with ``dryRun`` and ``confirm``.
+
+    Returns and raises as `change_listener` for a seek.
+    """
+    _action_of(change, UNDO_ACTIONS)
+    positions, reader = container.positions(), container.broker.reader
+    spans = {queue: (reader.min_offset(queue), reader.max_offset(queue)) for queue in positions}
+    changes, notes = plan_restore(old_offsets(logged.old()), positions, spans)
+    undo = _seek_to(container, changes, {"undo_of": logged.id}, notes)
+    return _make(undo, container, change, remote, audit)
+
+
+def _seek_to(
+    container: ListenerContainer,
+    changes: Iterable[OffsetChange],
+    target: Mapping[str, object],
+    notes: Sequence[str] = (),
+) -> OffsetsReset:
+    """Return the change that moves queues of a listener."""
+    endpoint = container.endpoint
+    fields = {"listener": endpoint.id, "group": endpoint.settings.group, **target}
+    moved = [each for each in changes if each.before != each.after]
+    return OffsetsReset(
+        container.broker, moved, container.seek_all, fields, action=LISTENER_SEEK, notes=notes, is_named=True
+    )
 
 
 def change_schedule(schedules: Schedules, name: str, change: Mapping[str, Any], remote: str) -> None:
@@ -151,7 +223,7 @@ def _aware_time(text: object) -> datetime:
     )
 
 
-def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callable[[], None]:
+def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> OffsetsReset:
     given = [key for key in ("to", "back", "offset") if key in change]
     if len(given) != 1:
         raise InvalidChangeError(
@@ -163,20 +235,40 @@ def _seek_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callabl
         raise InvalidChangeError(
             f"{given[0]} is for all queues of the listener; give {queue_fields[0]} with offset only"
         )
+    target = {name: change[name] for name in (*given, *queue_fields)}
+    positions, reader = container.positions(), container.broker.reader
     if "offset" in change:
         queue, queue_offset = _queue_of(container, change), change["offset"]
         if type(queue_offset) is not int or not 0 <= queue_offset <= _MAX_LONG:
             raise InvalidChangeError(f"offset must be a whole number of at least 0, got {_shown(queue_offset)}")
-        return lambda: container.seek(queue, queue_offset)
-    if "back" in change:
-        return lambda: _checked(lambda: container.rewind(str(change["back"])))
-    to = change["to"]
-    if to == "first":
-        return container.rewind
-    if to == "latest":
-        return container.skip_to_latest
-    time = _time(to)
-    return lambda: _checked(lambda: container.reset_to_time(time))
+        wanted = {queue: queue_offset}
+    else:
+        # The retry topic is left as it is: its messages are retried when they are due.
+        queues = [queue for queue in positions if not queue.topic.startswith(RETRY_TOPIC_PREFIX)]
+        offset_of = _position_of(container, change)
+        wanted = {queue: offset_of(queue) for queue in sorted(queues)}
+    changes = []
+    for queue, queue_offset in wanted.items():
+        low, high = reader.min_offset(queue), reader.max_offset(queue)
+        changes.append(OffsetChange(queue, positions[queue], min(max(queue_offset, low), high), low))
+    return _seek_to(container, changes, target)
+
+
+def _position_of(container: ListenerContainer, change: Mapping[str, Any]) -> Callable[[MessageQueue], int]:
+    """Return the function that finds the new offset of a queue."""
+    reader = container.broker.reader
+    if change.get("to") == "first":
+        return reader.min_offset
+    if change.get("to") == "latest":
+        return reader.max_offset
+    try:
+        if "back" in change:
+            time_ms = container.broker.clock.now_ms() - option_ms("span", str(change["back"]), ValueError)
+        else:
+            time_ms = epoch_ms(_time(change["to"]))
+    except (ValueError, OverflowError) as exc:
+        raise InvalidChangeError(str(exc)) from exc
+    return lambda queue: reader.search_offset(queue, max(0, time_ms))
 
 
 def _concurrency_of(container: ListenerContainer, number: object) -> Callable[[], None]:
@@ -191,13 +283,6 @@ def _concurrency_of(container: ListenerContainer, number: object) -> Callable[[]
             raise InvalidChangeError(str(exc)) from exc
 
     return apply
-
-
-def _checked(seek: Callable[[], None]) -> None:
-    try:
-        seek()
-    except (ValueError, OverflowError) as exc:
-        raise InvalidChangeError(str(exc)) from exc
 
 
 def _time(text: object) -> datetime | int:

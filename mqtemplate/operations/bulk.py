@@ -84,7 +84,7 @@ def paced(items: Iterable[T], rate: float | None, clock: Clock) -> Iterator[T]:
 
 
 def at_most(previewed: int, chosen: Iterable[T]) -> Iterator[T]:
-    """Yield the messages of a change; it must not reach more than its preview showed.
+    """Yield the messages of a change before it happens; it must not reach more than its preview showed.
 
     Raises:
         MessageError: There is one more.
@@ -92,21 +92,7 @@ def at_most(previewed: int, chosen: Iterable[T]) -> Iterator[T]:
     for number, each in enumerate(chosen, start=1):
         if number > previewed:
             raise MessageError(
-                f"the preview showed {previewed:,}, and the change reaches more of them now; those beyond it are left "
-                "as they are, make a new preview"
+                f"the preview showed {previewed:,}, and the change would reach more of them now; nothing was changed, "
+                "make a new preview"
             )
         yield each
-
-
-def check_count(previewed: int, chosen: Iterable[object]) -> None:
-    """Check that a change reaches no more messages than its preview showed, before the first one is changed.
-
-    Raises:
-        MessageError: It does.
-    """
-    count = sum(1 for _ in chosen)
-    if count > previewed:
-        raise MessageError(
-            f"the preview showed {previewed:,}, and the change would reach {count:,}; nothing was changed, make a new "
-            "preview"
-        )

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from itertools import islice
 
 from mqtemplate.broker import TopicKind, unknown_name
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import (
-    DELAY_PROPERTIES,
-    INTERNAL_PROPERTIES,
-    ORIGIN_PROPERTIES,
     HostAddress,
     Message,
     MessageExt,
@@ -27,35 +25,16 @@ from mqtemplate.message import (
 )
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.audit import OldValue
 from mqtemplate.operations.bulk import OnProgress, no_progress, paced
-from mqtemplate.operations.messages import MessageSearch, read_queue
+from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, PreviewCounter
+from mqtemplate.operations.messages import MessageSearch, read_queue, sent_again_properties
 from mqtemplate.record import dead_letter as cause
 from mqtemplate.results import SendResult
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, MARKS_TOPIC, RETRY_TOPIC_PREFIX
 
 RESENT_FROM = "dead_letter_resent_from"
 """Property of a message that was sent again: the offset message id of the dead letter."""
-
-_NOT_SENT_AGAIN = INTERNAL_PROPERTIES.union(
-    DELAY_PROPERTIES,
-    ORIGIN_PROPERTIES,
-    cause.CAUSES,
-    {
-        RESENT_FROM,
-        Property.ORIGIN_GROUP,
-        Property.RECONSUME_TIME,
-        Property.MAX_RECONSUME_TIMES,
-        Property.CONSUME_START_TIME,
-        Property.TRANSACTION_PREPARED,
-        Property.PRODUCER_GROUP,
-        Property.MSG_REGION,
-        Property.TRACE_ON,
-        Property.MIN_OFFSET,
-        Property.MAX_OFFSET,
-        Property.CLUSTER,
-    },
-)
-"""Properties of the failed delivery, or that the broker sets again."""
 
 
 class LetterState(Enum):
@@ -164,7 +143,11 @@ def resent_message(letter: DeadLetterMessage, edit: LetterEdit | None = None, *,
         only_group: Send it to the retry topic of the group, so that other groups of the topic do not get it again.
     """
     edit = edit or LetterEdit()
-    properties = {name: value for name, value in letter.message.properties.items() if name not in _NOT_SENT_AGAIN}
+    properties = {
+        name: value
+        for name, value in sent_again_properties(letter.message).items()
+        if name != RESENT_FROM and name not in cause.CAUSES
+    }
     for name, value in (edit.properties or {}).items():
         if value is None:
             properties.pop(name, None)
@@ -475,6 +458,83 @@ def _check_origin(letter: DeadLetterMessage, *, only_group: bool) -> None:
             "(ORIGIN_MESSAGE_ID): the client that wrote it may not send to that topic; check its body, then send it to "
             "the group only (--only-group), or with: send"
         )
+
+
+class LetterAction(Enum):
+    """Action of a change of dead letters."""
+
+    RESEND = "resend"
+    EDIT = "edit"
+    PURGE = "purge"
+
+
+_RESEND_UNDO = "It cannot be undone: the messages are sent, and listeners may handle them at once."
+_PURGE_UNDO = "It can be undone: the dead letters are open again, until retention deletes them."
+
+
+class LettersChange(Change):
+    """Resend or purge of dead letters of one group.
+
+    Args:
+        letters: The dead letters. A resend that fails again would be found too, so they are a list.
+        edit: For `LetterAction.EDIT`: changes of the one dead letter.
+        target: Fields of the audit log: the filter.
+        is_named: They were named by their ids.
+    """
+
+    def __init__(
+        self,
+        access: BrokerAccess,
+        group: str,
+        letters: Sequence[DeadLetterMessage],
+        action: LetterAction,
+        *,
+        edit: LetterEdit | None = None,
+        only_group: bool = False,
+        rate: float | None = None,
+        target: Mapping[str, object] | None = None,
+        is_named: bool = False,
+    ) -> None:
+        can_be_undone = action is LetterAction.PURGE
+        fields = {"group": group, **(target or {})}
+        super().__init__(f"dead_letters.{action.value}", fields, is_named=is_named, can_be_undone=can_be_undone)
+        self.letters = letters
+        self._access = access
+        self._kind = action
+        self._edit = edit
+        self._only_group = only_group
+        self._rate = rate
+
+    @property
+    def title(self) -> str:
+        amount = self.preview.amount
+        if self._kind is LetterAction.PURGE:
+            return f"Purge {amount}"
+        where = "the retry topic of the group" if self._only_group else "their original topics"
+        return f"Send {amount} to {where} again"
+
+    @cached_property
+    def preview(self) -> ChangePreview:
+        counter = PreviewCounter()
+        for each in self.letters:
+            counter.add(each.origin_topic or "(unknown)", each.message.tags, each.message.store_timestamp)
+        undo = _PURGE_UNDO if self._kind is LetterAction.PURGE else _RESEND_UNDO
+        return counter.preview("dead letter", "stored", undo=undo)
+
+    def old_values(self) -> Iterator[OldValue]:
+        for each in self.letters:
+            yield {"group": each.group, "id": each.id, "state": each.state.value}
+
+    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
+        letters = DeadLetters(self._access)
+        if self._kind is LetterAction.PURGE:
+            count = letters.purge(self.letters, on_progress)
+            return ChangeResult(f"purged {count:,} dead letters", {"count": count})
+        results = letters.resend(
+            self.letters, self._edit, only_group=self._only_group, rate=self._rate, on_progress=on_progress
+        )
+        topics = ", ".join(sorted({each.message_queue.topic for each in results}))
+        return ChangeResult(f"sent {len(results):,} messages to {topics}", {"count": len(results)}, results)
 
 
 class _Marking:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from mqtemplate.broker import Broker, unknown_name
 from mqtemplate.errors import CorruptRecordError, MessageError, OffsetOutOfRangeError, UnknownNameError
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import SPECIAL_PROPERTIES, MessageExt, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.results import PullResult
@@ -170,6 +170,29 @@ class Tail:
 def _stored(message: MessageExt) -> tuple[int, int]:
     """Return the sort key of the order in which messages were stored."""
     return message.store_timestamp, message.physical_offset
+
+
+_NOT_SENT_AGAIN = SPECIAL_PROPERTIES.union(
+    {
+        Property.ORIGIN_GROUP,
+        Property.RECONSUME_TIME,
+        Property.MAX_RECONSUME_TIMES,
+        Property.CONSUME_START_TIME,
+        Property.TRANSACTION_PREPARED,
+        Property.PRODUCER_GROUP,
+        Property.MSG_REGION,
+        Property.TRACE_ON,
+        Property.MIN_OFFSET,
+        Property.MAX_OFFSET,
+        Property.CLUSTER,
+    }
+)
+"""Properties of one delivery, of a delay, or that the broker sets again."""
+
+
+def sent_again_properties(message: MessageExt) -> dict[str, str]:
+    """Return the properties of a stored message that a copy of it keeps: id, keys, tags, and those of applications."""
+    return {name: value for name, value in message.properties.items() if name not in _NOT_SENT_AGAIN}
 
 
 def property_differences(

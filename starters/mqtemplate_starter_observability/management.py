@@ -80,7 +80,7 @@ def health_checks(
     return HealthChecks(checks, health.timeout_ms, is_virtual=broker.clock.is_virtual)
 
 
-def actuator(context: ApplicationContext, health: HealthChecks, observed: Observability) -> Actuator:
+def actuator(context: ApplicationContext, broker: Broker, health: HealthChecks, observed: Observability) -> Actuator:
     """Return the actuator of the application."""
     settings = context.settings.mqtemplate.management
     sources = ActuatorSources(
@@ -95,4 +95,4 @@ def actuator(context: ApplicationContext, health: HealthChecks, observed: Observ
         name=settings.name,
         is_ready=context.is_ready.is_set,
     )
-    return managed_actuator(sources, settings)
+    return managed_actuator(sources, settings, broker.clock)

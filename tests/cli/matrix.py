@@ -60,6 +60,11 @@ def _letter(verb: str, index: int, *options: str) -> Words:
     return words
 
 
+def _newest_change(place: Place) -> str:
+    result = place.run.plain("changes", "--json", "--config", str(place.run.config))
+    return next(each["id"] for each in result.json if each["undo"] == "yes")
+
+
 def _of_application(*words: str) -> Words:
     return lambda place: [*words, "--url", place.url, "--token-file", str(place.token_file)]
 
@@ -93,11 +98,12 @@ COMMANDS: dict[str, Words] = {
     "dlq purge": _letter("purge", 2, "--yes"),
     "offsets reset": _fixed("offsets", "reset", "billing", "orders", "--to", "earliest", "--yes"),
     "offsets forget": _fixed("offsets", "forget", "billing", "--yes"),
+    "undo": lambda place: ["undo", _newest_change(place), "--yes", "--name-server", place.run.name_server],
     "bench": _fixed("bench", "--count", "20", "--topic", "bench"),
     # commands for a running application on the broker
     "listeners ls": _of_application("listeners", "ls"),
     "listeners pause": _of_application("listeners", "pause", "book"),
-    "listeners seek": _of_application("listeners", "seek", "book", "--to", "first"),
+    "listeners seek": _of_application("listeners", "seek", "book", "--to", "first", "--yes"),
     "listeners concurrency": _of_application("listeners", "concurrency", "book", "3"),
     "listeners resume": _of_application("listeners", "resume", "book"),
     "schedules ls": _of_application("schedules", "ls"),

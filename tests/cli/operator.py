@@ -16,6 +16,7 @@ _MASKS = (
     (r"\b[A-Za-z0-9_-]{60,}={0,2}", "HANDLE"),
     (r"\b\d+(ms|[dhms])\b( \d+(ms|[dhms])\b)*", "SPAN"),
     (r"\d+\.\d+\.\d+\.\d+:\d+", "ADDRESS"),
+    (r"\b(?=\w*\d)[0-9a-f]{10}\b", "CHANGE"),
     (r"(?<=\S)  +", "  "),
 )
 
@@ -23,12 +24,13 @@ _MASKS = (
 class Operator:
     """The commands of a script.
 
-    A word ``@letter:KEY`` is the id of a dead letter, ``@message:KEY`` the id of its message, and ``@handle:KEY`` the
-    handle of a pending message.
+    A word ``@letter:KEY`` is the id of a dead letter, ``@message:KEY`` the id of its message, ``@handle:KEY`` the
+    handle of a pending message, and ``@change`` the id of the last change.
     """
 
     def __init__(self, run: Callable[..., Result]) -> None:
         self._run = run
+        self._change = ""
 
     def mq(self, *words: str, **options: str) -> list[str]:
         """Run a command: its lines, ``!`` for those to standard error, and its exit code if it is not 0."""
@@ -50,6 +52,8 @@ class Operator:
     def _result(self, words: tuple[str, ...], options: dict[str, str]) -> Result:
         result = self._run(*map(self._named, words), *(f"{name}={value}" for name, value in options.items()))
         assert "Traceback" not in result.errors, result
+        if (found := re.search(r"this is change (\w+)", result.errors)) is not None:
+            self._change = found[1]
         return result
 
     def _json(self, *words: str) -> Any:
@@ -57,6 +61,8 @@ class Operator:
 
     def _named(self, word: str) -> str:
         kind, _, key = word.partition(":")
+        if kind == "@change":
+            return self._change
         if kind == "@handle":
             return str(self._json("delayed", "show", key)[0]["handle"])
         if kind in ("@letter", "@message"):

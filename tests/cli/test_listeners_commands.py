@@ -57,7 +57,7 @@ class Running(Operator):
         return self._line.plain(*words)
 
     def _named(self, word: str) -> str:
-        return self._names.get(word, word)
+        return self._names.get(word) or super()._named(word)
 
     def send(self, count: str) -> None:
         """Send messages to one queue of the listener, ``@queue``, and wait until they are handled."""

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.console import Access, Actuator, AuditLog, Dashboard, OpenSource
+from mqtemplate.console import Access, Actuator, Dashboard, OpenSource, dashboard_audit
 from mqtemplate.console.client import LocalActuator
 from mqtemplate.console.site import FORM_END
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
@@ -183,7 +183,7 @@ def open_shop(
             OpenSource(BrokerAccess(broker), "shop"),
             LocalActuator(app.get(Actuator), MANAGEMENT_TOKEN),
             access=Access(TOKEN, allow_changes=allow_changes, clock=clock, **access),
-            audit=AuditLog(audit_path, clock),
+            audit=dashboard_audit(audit_path, clock),
             clock=clock,
         )
         yield Shop(app, broker, dashboard, audit_path, Harness(app, raise_handler_errors=False))

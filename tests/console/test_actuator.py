@@ -148,7 +148,7 @@ def test_a_body_that_is_no_single_object_is_refused(shop: Shop, body: bytes, tex
 # --- who may read -------------------------------------------------------------------------------
 
 OPEN = ("health", "info", "metrics", "prometheus")
-CLOSED = ("listeners", "listeners/bill", "schedules", "lateness", "conditions", "configprops")
+CLOSED = ("listeners", "listeners/bill", "schedules", "changes", "lateness", "conditions", "configprops")
 
 
 @pytest.mark.parametrize("path", CLOSED)

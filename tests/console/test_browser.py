@@ -82,6 +82,36 @@ def test_a_bar_of_the_timeline_is_reached_with_the_keyboard_and_a_message_is_can
         assert user.problems == []
 
 
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_a_seek_is_shown_confirmed_and_undone_on_a_phone(browser: Any, shop: Shop, look: str) -> None:
+    """It has no position by default, so a second finger on Seek drops no backlog."""
+    shop.app.containers[0].pause()
+    for number in range(40):
+        shop.send("orders", b"x", f"order-{number}")
+    with served(shop) as base:
+        user = visitor(browser, base, color_scheme=look, **PHONE)
+        user.go(f"/sign-in?token={TOKEN}")
+        user.go("/listeners")
+        user.press("Seek …")
+        assert "choose the first message, the latest, or a duration to go back; one of them" in user.text
+        user.go("/listeners")
+        user.page.get_by_label("Continue at").first.select_option("latest")
+        user.press("Seek …")
+        user.screenshot(SHOTS, f"phone-seek-{look}")
+        assert "Skipped\n40" in user.text
+        user.press("Move listener bill")
+        user.go("/changes")
+        user.screenshot(SHOTS, f"phone-changes-{look}")
+        user.press("Undo …")
+        user.screenshot(SHOTS, f"phone-undo-{look}")
+        assert "Delivered again\n40" in user.text
+        user.press("Undo the move of listener bill")
+
+        assert [each for each in user.problems if "400" not in each] == []
+    lags = {each.queue.queue_id: each.lag for each in shop.broker.admin().progress("billing", "orders")}
+    assert sum(lags.values()) == 40
+
+
 PAGES = {
     "overview": "/",
     "delayed": "/delayed",
@@ -94,6 +124,7 @@ PAGES = {
     "dead-letter-groups": "/dead-letters",
     "dead-letters": "/dead-letters?group=billing",
     "levels": "/levels",
+    "changes": "/changes",
     "listeners": "/listeners",
     "schedules": "/schedules",
     "lateness": "/lateness",
@@ -163,17 +194,18 @@ def test_every_change_is_made_once(browser: Any, shop: Shop) -> None:
         user.press("Resend")
         user.page.get_by_label("only to group billing").check()
         user.press("Resend 1 dead letter")
-        assert "1 sent again" in user.text
+        assert "sent 1 messages to %RETRY%billing" in user.text
         user.go("/dead-letters?group=billing")
         user.press("Purge all")
         user.press("Purge 1 dead letter")
-        assert "1 purged" in user.text
+        assert "purged 1 dead letters" in user.text
 
         user.go("/listeners")
         user.press("Pause")
         assert "paused" in user.text
         user.page.get_by_label("or back by").first.fill("2h")
-        user.press("Seek")
+        user.press("Seek …")
+        user.press("Move listener bill")
         user.press("Resume")
         assert "running" in user.text
         user.page.get_by_label("Handlers at a time").first.fill("3")

@@ -59,7 +59,7 @@ def test_the_management_port_serves_it_beside_the_actuator(
 
 def test_fastapi_mounts_it(tmp_path: Path) -> None:
     log = str(tmp_path / "audit.jsonl")
-    with application(dashboard__allow_changes=True, dashboard__audit_log=log) as app:
+    with application(dashboard__allow_changes=True, audit_log=log) as app:
         web = FastAPI()
         web.mount("/operations", dashboard_asgi_app(app.get(Dashboard)))
         client = TestClient(web, base_url="http://localhost")

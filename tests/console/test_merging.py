@@ -264,16 +264,43 @@ def test_a_seek_moves_all_and_one_of_a_queue_the_worker_that_has_it(fleet: Fleet
     for app, harness in zip(fleet.apps, fleet.harnesses, strict=True):
         app.template.sync_send("orders", "a")
         harness.advance("1s")
-    moved = fleet.answer("POST", "/listeners/bill", action="seek", to="first")
+    unconfirmed = fleet.answer("POST", "/listeners/bill", action="seek", to="first")
+    shown = fleet.answer("POST", "/listeners/bill", action="seek", to="first", dryRun=True)[1]["preview"]
+    moved = fleet.answer("POST", "/listeners/bill", action="seek", to="first", confirm=shown["count"])
     lag = fleet.get("/listeners/bill")["lag"]
     [other] = fleet.apps[1].get(ListenerRegistry).containers
     other.pause()
     queue = next(iter(other.positions()))
     of_queue = fleet.answer("POST", "/listeners/bill", action="seek", topic="orders", queue=queue.queue_id, offset=0)
 
+    assert (unconfirmed[0], shown["again"]) == (409, 2)
+    assert "0 messages would be skipped, 2 delivered again: look at the preview with dryRun" in unconfirmed[1]["error"]
     assert moved[0] == 200
     assert lag >= 1
     assert of_queue[0] == 200
+
+
+def test_a_seek_of_all_workers_is_undone_as_one(fleet: Fleet) -> None:
+    for app, harness in zip(fleet.apps, fleet.harnesses, strict=True):
+        app.template.sync_send("orders", "a")
+        harness.advance("1s")
+    containers = [each for app in fleet.apps for each in app.get(ListenerRegistry).containers]
+    for each in containers:
+        each.pause()
+    before = [each.positions() for each in containers]
+
+    moved = fleet.answer("POST", "/listeners/bill", action="seek", to="first", confirm=2)[1]
+    between = [sum(at or 0 for at in each.positions().values()) for each in containers]
+    listed = fleet.get("/changes")["changes"]
+    unknown = fleet.answer("POST", "/changes/0123456789", action="undo")
+    undone = fleet.answer("POST", f"/changes/{moved['change']}", action="undo", confirm=2)
+
+    assert between == [0, 0]
+    assert {each["id"] for each in listed} == set(moved["change"].split(","))
+    assert unknown[0] == 404
+    assert "there is no change '0123456789' in the memory of this process" in unknown[1]["error"]
+    assert undone[0] == 200
+    assert [each.positions() for each in containers] == before
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ _LINE_ENDS = re.compile(r"</(?:tr|h\d|p|div|li|form|section|details|dl|pre)>")
 _CELL_ENDS = re.compile(r"</(?:t[hd]|dt|dd|label|button|a|span|option)>")
 _MASKS = (
     (re.compile(r"\b[0-9A-F]{32,}\b"), "ID"),
+    (re.compile(r"\b(?=\w*\d)[0-9a-f]{10}\b"), "CHANGE"),
     (re.compile(r"\w+@\d{6}"), "CLIENT"),
     (re.compile(r'File "[^"]*", line \d+'), "FILE"),
     (re.compile(r"\d+ B at physical offset \d+"), "SIZE"),

@@ -11,11 +11,11 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.console import FolderSource
 from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
-from mqtemplate.console.changes import default_audit_path
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
 from mqtemplate.console.messages import _MAX_STREAMS, events
 from mqtemplate.errors import BrokerError, MQTemplateError, RequestTimeoutError
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.operations.audit import default_audit_path
 from tests.console.pages import SCRIPT, Shop
 from tests.waiting import eventually
 
@@ -215,8 +215,8 @@ def test_the_audit_log_is_in_the_state_folder_of_the_user(monkeypatch: pytest.Mo
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
 
-    assert named == Path("/state/mqtemplate/dashboard-audit.jsonl")
-    assert default_audit_path() == Path("/home/me/.local/state/mqtemplate/dashboard-audit.jsonl")
+    assert named == Path("/state/mqtemplate/audit.jsonl")
+    assert default_audit_path() == Path("/home/me/.local/state/mqtemplate/audit.jsonl")
 
 
 def test_an_old_snapshot_is_replaced_beside_its_readers(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from mqtemplate import MQApplication, RocketMQTemplate, message_listener
 from mqtemplate.broker import ConsumerSpec, MessageModel
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.cli.main import main
-from mqtemplate.console.changes import default_audit_path
 from mqtemplate.context.settings.clients import remote_settings
 from mqtemplate.context.settings.source import load_settings
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.operations.audit import default_audit_path
 from mqtemplate.processes import home_folder
 from mqtemplate.running.broker_conf import read_broker_conf
 from mqtemplate.selectors.tags import TagSelector

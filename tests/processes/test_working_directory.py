@@ -11,7 +11,6 @@ import pytest
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import SystemClock
-from mqtemplate.console.changes import AuditLog
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.settings.clients import remote_settings
 from mqtemplate.context.settings.source import load_settings
@@ -19,6 +18,7 @@ from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations.access import StoreAccess
+from mqtemplate.operations.audit import AuditLog
 from mqtemplate.pending import PendingQuery
 from mqtemplate.processes import absolute_path
 from mqtemplate.remoting.identity import ClientTls

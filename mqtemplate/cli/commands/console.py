@@ -1,5 +1,5 @@
 """``dashboard``: pages in a browser for a broker, an application, or both; ``listeners`` and ``schedules`` of a running
-application, through its actuator.
+application, through its actuator; ``changes`` and ``undo``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command, command_group
+from mqtemplate.cli.formats import preview_lines, record_of
+from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, cluster_of, command, command_group
 from mqtemplate.cli.output import Columns, print_line
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
-from mqtemplate.errors import ConfigurationError
+from mqtemplate.converters.readable import time_text
+from mqtemplate.errors import ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access
     from mqtemplate.console.dashboard import DashboardServer
     from mqtemplate.console.sources import BrokerSource
+    from mqtemplate.operations.audit import LoggedChange
+    from mqtemplate.operations.changes import ChangePreview
 
 
 _LOOPBACK = "127.0.0.1"
@@ -71,7 +75,7 @@ def dashboard(
     ] = [],  # noqa: B006 - typer copies it
     audit_log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="log of changes (default: ~/.local/state/mqtemplate/dashboard-audit.jsonl)"),
+        typer.Option(metavar="FILE", help="log of changes (default: ~/.local/state/mqtemplate/audit.jsonl)"),
     ] = None,
 ) -> None:
     """Serve pages that show a broker, an application, or both, in a browser."""
@@ -91,11 +95,11 @@ def dashboard(
             raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
         call = dataclasses.replace(call, folder=store)
     from mqtemplate.console.access import Access
-    from mqtemplate.console.changes import AuditLog, default_audit_path
-    from mqtemplate.console.dashboard import Dashboard, DashboardServer
+    from mqtemplate.console.dashboard import Dashboard, DashboardServer, dashboard_audit
+    from mqtemplate.operations.audit import default_audit_path
 
     audit_path = audit_log or (default_audit_path() if allow_changes else None)
-    audit = AuditLog(audit_path, SystemClock())
+    audit = dashboard_audit(audit_path, SystemClock())
     access = Access(
         allow_changes=allow_changes,
         allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
@@ -184,6 +188,9 @@ _COLUMNS: Columns = {
     "HANGING": "hanging",
     "LAG": "lag",
 }
+
+_OFFSETS = ("topic", "broker", "queue", "before", "after", "skipped", "again")
+_OFFSET_COLUMNS: Columns = {name.upper(): name for name in _OFFSETS}
 
 Listener = Annotated[str, typer.Argument(metavar="LISTENER", help="id of the listener; see 'listeners ls'")]
 
@@ -280,15 +287,56 @@ def seek(
     offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="the next message of the queue")] = None,
     broker: Annotated[str | None, typer.Option(metavar="NAME", help="if several brokers have the queue")] = None,
     actuator: ActuatorOptions = ActuatorOptions(),
+    *,
+    confirmation: Confirmation,
 ) -> None:
-    """Continue a listener at another position, in the queues that this application has."""
+    """Continue a listener at another position, in the queues that this application has.
+
+    If several messages are skipped or delivered again, the command shows how many, and asks.
+    """
     given = {"to": to, "back": back, "topic": topic, "queue": queue, "offset": offset, "broker": broker}
     change = {"action": "seek", **{key: value for key, value in given.items() if value is not None}}
-    _change(call, listener, change, actuator)
+    _seek(call, f"listeners/{quote(listener, safe='')}", change, actuator, confirmation)
+
+
+def _seek(
+    call: CommandCall, path: str, change: dict[str, Any], actuator: ActuatorOptions, confirmation: Confirmation
+) -> None:
+    """Show what a seek or the undoing of one does, ask, and make it.
+
+    Args:
+        path: Path of the document to change, below the actuator.
+    """
+    from mqtemplate.operations.changes import ChangePreview
+
+    client = actuator.client(call)
+    preview = ChangePreview.of(client.post(path, {**change, "dryRun": True})["preview"])
+    needs_answer = preview.count > 1 and not confirmation.yes
+    if confirmation.dry_run or (needs_answer and not call.as_json):
+        _show_offsets(call, preview)
+        for line in preview_lines(preview) if preview.offsets else preview.notes:
+            call.output.note(line)
+    if confirmation.dry_run:
+        call.output.note("nothing was changed")
+        return
+    question = f"Move the listener: skip {preview.skipped:,} messages, deliver {preview.again:,} again?"
+    call.confirm(question, yes=not needs_answer)
+    record = client.post(path, {**change, "confirm": preview.count})
+    if record["change"] is not None:
+        hint = f"mqtemplate undo {record['change']} --url {client.address}"
+        call.output.note(f"this is change {record['change']} of the application; undo it with: {hint}")
+    _print_listener(call, record, change)
+
+
+def _show_offsets(call: CommandCall, preview: ChangePreview) -> None:
+    call.output.table(preview.document()["offsets"], _OFFSET_COLUMNS, "all offsets are there already")
 
 
 def _change(call: CommandCall, listener: str, change: dict[str, Any], actuator: ActuatorOptions) -> None:
-    record = actuator.client(call).post(f"listeners/{quote(listener, safe='')}", change)
+    _print_listener(call, actuator.client(call).post(f"listeners/{quote(listener, safe='')}", change), change)
+
+
+def _print_listener(call: CommandCall, record: dict[str, Any], change: dict[str, Any]) -> None:
     call.output.document(record)
     threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
     workers = [each["worker"] for each in record.get("workers", ())]
@@ -383,3 +431,92 @@ def _change_schedule(call: CommandCall, schedule: str, change: dict[str, Any], a
     record = next((each for each in found if each["name"] == schedule), {"name": schedule})
     call.output.document(record)
     call.output.line(f"{schedule} is {_state(record)}; next run {record.get('nextRun') or 'unknown'}")
+
+
+# --- changes and undo ---------------------------------------------------------------------------
+
+_CHANGE_COLUMNS: Columns = {
+    "TIME": lambda record: time_text(record["time_ms"]),
+    "ID": "id",
+    "CHANGE": "action",
+    "OF": "target",
+    "MESSAGES": "messages",
+    "BY": "author",
+    "STATE": "state",
+    "UNDO": "undo",
+}
+_OF = ("listener", "group", "topic", "name", "filter", "undo_of")
+
+
+@command(TOP, "changes", "changes", "changes --max-count 5 --json", "changes --url http://127.0.0.1:9090")
+def changes(
+    call: CommandCall,
+    max_count: Annotated[int, typer.Option(min=1, help="most changes")] = 20,
+    actuator: ActuatorOptions = ActuatorOptions(),
+) -> None:
+    """List the last changes of this user from the audit log, the newest first; with --url those of an application."""
+    from mqtemplate.operations.undo import why_not_undone
+
+    if actuator.url is not None:
+        found = actuator.client(call).get("changes")["changes"][:max_count]
+        undone = "it was undone already, by change {undoneBy}"
+        records = [
+            _change_record(each, None if each["undoneBy"] is None else undone.format_map(each)) for each in found
+        ]
+    else:
+        names = ("id", "time", "action", "state", "author", "facts")
+        logged = call.audit().recent(max_count)
+        records = [_change_record(record_of(each, *names), why_not_undone(each)) for each in logged]
+    call.output.table(records, _CHANGE_COLUMNS, "no changes")
+
+
+def _change_record(change: dict[str, Any], why_not: str | None) -> dict[str, Any]:
+    """Return a row: a change, and the reason why it cannot be undone."""
+    from mqtemplate.operations.bulk import parse_time
+
+    facts, time_ms = change["facts"], parse_time(change["time"])
+    target = " ".join(f"{name}={facts[name]}" for name in _OF if facts.get(name))
+    undo = "yes" if why_not is None else f"no: {why_not}"
+    return {**change, "time_ms": time_ms, "target": target, "messages": facts.get("shown", ""), "undo": undo}
+
+
+@command(TOP, "undo", "undo 3f9a12bc70", "undo 3f9a12bc70 --dry-run", "undo 3f9a12bc70 --url http://127.0.0.1:9090")
+def undo(
+    call: CommandCall,
+    change: Annotated[str, typer.Argument(metavar="ID", help="id of the change; see 'mqtemplate changes'")],
+    actuator: ActuatorOptions = ActuatorOptions(),
+    *,
+    confirmation: Confirmation,
+) -> None:
+    """Undo a change of the audit log, after a preview: old offsets, old deliver times, copies of cancelled messages.
+
+    With --url a seek of a listener is undone by its application. What was sent again stays sent.
+    """
+    from mqtemplate.operations.undo import undo_change
+
+    if actuator.url is not None:
+        _seek(call, f"changes/{quote(change, safe=',')}", {"action": "undo"}, actuator, confirmation)
+        return
+    logged = call.audit().get(change)
+    with call.access() as access:
+        if not confirmation.dry_run:
+            access.open_for_changes()
+        undoing = undo_change(access, logged)
+        _introduce(call, logged)
+        if undoing.preview.is_empty:
+            why = " ".join(undoing.preview.notes) or "all is as before it"
+            raise UnknownNameError(f"nothing is left to undo of change {change}: {why}")
+        if undoing.preview.offsets and not call.as_json:
+            _show_offsets(call, undoing.preview)
+        made = call.make(undoing, confirmation, "undoing")
+    if made is not None:
+        call.output.document({"change": made.id, **made.facts})
+        call.output.line(made.text)
+
+
+def _introduce(call: CommandCall, logged: LoggedChange) -> None:
+    """Say which change is undone, and warn if that happened on another broker."""
+    call.output.note(f"change {logged.id}: {logged.action} by {logged.author} at {logged.time}")
+    place = logged.facts.get("broker")
+    if place not in (None, call.place):
+        call.output.note(f"warning: it is a change of {place}, and this is {call.place}; see --name-server")

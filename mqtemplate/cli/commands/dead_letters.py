@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,8 @@ from mqtemplate.converters.readable import body_text, pretty_body, properties_te
 from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
-    from mqtemplate.operations import BrokerAccess, DeadLetterMessage, DeadLetters, LetterEdit, LetterFilter
+    from mqtemplate.operations import BrokerAccess, DeadLetterMessage, LetterEdit, LetterFilter
+    from mqtemplate.operations.dead_letters import LettersChange
 
 _GROUP_COLUMNS: Columns = {"GROUP": "group", "OPEN": "open", "SENT AGAIN": "resent", "PURGED": "purged"}
 _COLUMNS: Columns = {
@@ -94,18 +95,24 @@ class LetterChoice(LetterOptions):
 
     all_letters: Annotated[bool, typer.Option("--all", help="all that are neither sent again nor purged")] = False
 
-    def selected(self, letters: DeadLetters, group: str, ids: list[str] | None) -> list[DeadLetterMessage]:
-        """Return the dead letters that the arguments name.
+    def selected(
+        self, access: BrokerAccess, group: str, ids: list[str] | None
+    ) -> tuple[list[DeadLetterMessage], dict[str, Any]]:
+        """Return the dead letters that the arguments name, and how: arguments of `LettersChange`.
 
         Raises:
             typer.BadParameter: They name none, or ids and a filter.
         """
-        from mqtemplate.operations import LetterFilter
+        from mqtemplate.operations import DeadLetters, LetterFilter
 
-        wanted = self.wanted(letters.access)
+        wanted = self.wanted(access)
         if sum((bool(ids), wanted != LetterFilter(), self.all_letters)) != 1:
             raise typer.BadParameter("give ids, or a filter such as --cause, or --all", param_hint="[ID]...")
-        return letters.get_all(group, ids) if ids else list(letters.find(group, wanted))
+        letters = DeadLetters(access)
+        if ids:
+            return letters.get_all(group, ids), {"is_named": True}
+        given = {field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), str)}
+        return list(letters.find(group, wanted)), {"target": {"filter": given}}
 
 
 _DLQ = command_group("dlq", "Show dead letters with their causes, and send them again.")
@@ -229,6 +236,7 @@ def edit(
 ) -> None:
     """Change body or properties of a dead letter, and send it again. Without an option $EDITOR opens the body."""
     from mqtemplate.operations import DeadLetters, LetterEdit
+    from mqtemplate.operations.dead_letters import LetterAction, LettersChange
 
     if body is not None and body_file is not None:
         raise typer.BadParameter("give --body or --body-file, not both", param_hint="--body")
@@ -242,7 +250,10 @@ def edit(
             new_body = _edited(letter.message.body)
         changes = LetterEdit(new_body, properties)
         _show_edit(call, letter, changes)
-        _resend(call, letters, [letter], changes, only_group=only_group, confirmation=confirmation)
+        edited = LettersChange(
+            access, group, [letter], LetterAction.EDIT, edit=changes, only_group=only_group, is_named=True
+        )
+        _change(call, edited, confirmation)
 
 
 def _edited(body: bytes) -> bytes:
@@ -292,37 +303,30 @@ def resend(
 
     They are marked as sent again, so a second call leaves them out; an id sends one in any state.
     """
-    from mqtemplate.operations import DeadLetters
+    from mqtemplate.operations.dead_letters import LetterAction, LettersChange
 
     with call.access() as access:
-        letters = DeadLetters(access)
-        found = choice.selected(letters, group, ids)
-        _resend(call, letters, found, None, only_group=only_group, rate=rate, confirmation=confirmation)
+        found, named = choice.selected(access, group, ids)
+        change = LettersChange(access, group, found, LetterAction.RESEND, only_group=only_group, rate=rate, **named)
+        _change(call, change, confirmation)
 
 
-def _resend(
-    call: CommandCall,
-    letters: DeadLetters,
-    found: list[DeadLetterMessage],
-    changes: LetterEdit | None,
-    *,
-    only_group: bool,
-    confirmation: Confirmation,
-    rate: float | None = None,
-) -> None:
-    target = "the retry topic of the group" if only_group else "their original topics"
-    question = f"Send {len(found)} dead letters to {target} again?"
-    if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):
+def _change(call: CommandCall, change: LettersChange, confirmation: Confirmation) -> None:
+    """Make a change of dead letters after a preview, and print the result."""
+    letters = change.letters
+    if confirmation.dry_run or not letters:
+        call.output.table([_record(each) for each in letters], _COLUMNS, "no dead letter matches")
+    made = call.make(change, confirmation, "changing")
+    if made is None:
         return
-    with call.output.progress("sending", len(found)) as advance:
-        results = letters.resend(found, changes, only_group=only_group, rate=rate, on_progress=advance)
-    records = [
-        {"id": letter.id, "topic": result.message_queue.topic, "msg_id": result.msg_id}
-        for letter, result in zip(found, results, strict=True)
-    ]
-    call.output.document(records)
-    topics = sorted({record["topic"] for record in records})
-    call.output.line(f"sent {len(records)} messages to {', '.join(topics)}")
+    if made.details is None:
+        call.output.document({"purged": made.facts["count"]})
+    else:
+        results = zip(letters, made.details, strict=True)
+        call.output.document(
+            [{"id": each.id, "topic": sent.message_queue.topic, "msg_id": sent.msg_id} for each, sent in results]
+        )
+    call.output.line(made.text)
 
 
 @command(_DLQ, "purge", "dlq purge billing ID", "dlq purge billing --until 24h --yes")
@@ -335,15 +339,8 @@ def purge(
     confirmation: Confirmation,
 ) -> None:
     """Mark dead letters as purged: by id, or all that match. Lists leave them out, and retention deletes them."""
-    from mqtemplate.operations import DeadLetters
+    from mqtemplate.operations.dead_letters import LetterAction, LettersChange
 
     with call.access() as access:
-        letters = DeadLetters(access)
-        found = choice.selected(letters, group, ids)
-        question = f"Purge {len(found)} dead letters?"
-        if not call.may_change(found, "dead letter", _record, _COLUMNS, question, confirmation):
-            return
-        with call.output.progress("purging", len(found)) as advance:
-            count = letters.purge(found, advance)
-    call.output.document({"purged": count})
-    call.output.line(f"purged {count} dead letters")
+        found, named = choice.selected(access, group, ids)
+        _change(call, LettersChange(access, group, found, LetterAction.PURGE, **named), confirmation)

@@ -13,11 +13,11 @@ from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import properties_text, size_text, span_text, time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.operations import BulkChange, DelayedOperations, PendingChange
-    from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
+    from mqtemplate.operations import BrokerAccess, BulkChange, PendingChange
+    from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
 
 _BAR = 40
-_DOING = {"cancel": "cancelling", "shift": "rescheduling"}
+_DOING = {"cancel": "cancelling", "shift": "rescheduling", "move": "rescheduling", "deliver": "rescheduling"}
 _COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
     "IN": lambda record: span_text(record["in_ms"]),
@@ -162,18 +162,22 @@ def _record(message: PendingMessage, now_ms: int) -> dict[str, Any]:
 # --- changes ------------------------------------------------------------------------------------
 
 
-@command(_DELAYED, "cancel", "delayed cancel 4466", "delayed cancel HANDLE")
+@command(_DELAYED, "cancel", "delayed cancel 4466", "delayed cancel HANDLE", "delayed cancel 4466 --dry-run")
 def cancel(
     call: CommandCall,
     name: Annotated[str, typer.Argument(metavar="HANDLE|KEY|ID")],
     topic: Topic = None,
+    *,
+    confirmation: Confirmation,
 ) -> None:
-    """Cancel pending messages by handle, key or id. A cancelled message is never delivered."""
-    from mqtemplate.operations import DelayedOperations
+    """Cancel pending messages by handle, key or id. A cancelled message is never delivered.
+
+    If the key names several messages, the command shows how many, and asks.
+    """
+    from mqtemplate.operations import PendingAction, PendingChange
 
     with call.access() as access:
-        change = DelayedOperations(access).cancel(name, topic)
-    _print_change(call, name, change)
+        _change_named(call, access, name, topic, PendingChange(PendingAction.CANCEL), confirmation)
 
 
 @command(
@@ -195,25 +199,31 @@ def reschedule(
     *,
     confirmation: Confirmation,
 ) -> None:
-    """Change the deliver time of pending messages: of one by handle, key or id, or of all that match, by --shift."""
+    """Change the deliver time of pending messages: by handle, key or id, or of all that match, by --shift.
+
+    If they are several, the command shows how many, and asks.
+    """
     from mqtemplate.operations import DelayedOperations, PendingAction, PendingChange
 
     if [to is not None, now, shift is not None].count(True) != 1:
         raise typer.BadParameter("give one of --to, --now and --shift", param_hint="--to")
     with call.access() as access:
-        pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
-        if name is not None and shift is None:
+        now_ms = access.broker.clock.now_ms()
+        if shift is not None:
+            change = PendingChange(PendingAction.SHIFT, duration(shift, "--shift"))
+        else:
             deliver_ms = now_ms if now else future_time(to, now_ms, "--to") or now_ms
-            _print_change(call, name, pending.reschedule(name, deliver_ms, options.topic))
-            return
-        if shift is None:
+            change = PendingChange(PendingAction.DELIVER if now else PendingAction.MOVE, to_ms=deliver_ms)
+        if name is None and shift is None:
             raise typer.BadParameter(
                 "name one message, or move all that match with --shift", param_hint="HANDLE|KEY|ID"
             )
-        found = list(pending.all(options.query(now_ms, key))) if name is None else pending.find(name, options.topic)
-        change = PendingChange(PendingAction.SHIFT, duration(shift, "--shift"))
-        question = f"Move the deliver times of {len(found)} pending messages by {shift}?"
-        _change_all(call, pending, found, change, question, rate, confirmation)
+        if name is None:
+            query = options.query(now_ms, key)
+            found = list(DelayedOperations(access).all(query))
+            _change_found(call, access, found, change, _filter_of(query), rate, confirmation)
+        else:
+            _change_named(call, access, name, options.topic, change, confirmation, rate)
 
 
 @command(
@@ -231,35 +241,90 @@ def purge(
     *,
     confirmation: Confirmation,
 ) -> None:
-    """Cancel all pending messages that match."""
+    """Cancel all pending messages that match. The command shows them first, and asks."""
     from mqtemplate.operations import DelayedOperations, PendingAction, PendingChange
 
     if not all_messages and not any((*astuple(options), key)):
         raise typer.BadParameter("give a filter such as --topic, or --all", param_hint="--all")
     with call.access() as access:
-        pending = DelayedOperations(access)
-        found = list(pending.all(options.query(access.broker.clock.now_ms(), key)))
-        question = f"Cancel {len(found)} pending messages?"
-        _change_all(call, pending, found, PendingChange(PendingAction.CANCEL), question, rate, confirmation)
+        query = options.query(access.broker.clock.now_ms(), key)
+        found = list(DelayedOperations(access).all(query))
+        change = PendingChange(PendingAction.CANCEL)
+        _change_found(call, access, found, change, _filter_of(query), rate, confirmation)
 
 
-def _change_all(
+def _filter_of(query: PendingQuery) -> dict[str, object]:
+    """Return a filter for the audit log."""
+    given = {name: getattr(query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
+    return {"filter": {name: value for name, value in given.items() if value is not None}}
+
+
+def _change_named(
     call: CommandCall,
-    pending: DelayedOperations,
+    access: BrokerAccess,
+    name: str,
+    topic: str | None,
+    change: PendingChange,
+    confirmation: Confirmation,
+    rate: float | None = None,
+) -> None:
+    """Change the messages with a handle, a key or an id, and print the result.
+
+    Raises:
+        UnknownNameError: No message was changed.
+    """
+    from mqtemplate.errors import UnknownNameError
+    from mqtemplate.operations import DelayedOperations, PendingAction
+
+    pending = DelayedOperations(access)
+    try:
+        found = pending.find(name, topic, with_retries=False)
+    except UnknownNameError:
+        if confirmation.dry_run:
+            raise
+        # Nothing is pending, so this changes nothing: it says what became of the message.
+        deliver_ms = change.to_ms or access.broker.clock.now_ms()
+        is_cancel = change.action is PendingAction.CANCEL
+        state = pending.cancel(name, topic) if is_cancel else pending.reschedule(name, deliver_ms, topic)
+        _check_changed(call, name, state.status, state.count)
+        return
+    _change_found(call, access, found, change, {"name": name, "topic": topic}, rate, confirmation, name)
+
+
+def _change_found(
+    call: CommandCall,
+    access: BrokerAccess,
     found: list[PendingMessage],
     change: PendingChange,
-    question: str,
+    target: dict[str, object],
     rate: float | None,
     confirmation: Confirmation,
+    name: str | None = None,
 ) -> None:
-    now_ms, doing = pending.access.broker.clock.now_ms(), _DOING[change.action.value]
-    if found and confirmation == Confirmation():
-        for each in found[:5]:
+    """Change pending messages after a preview; with *name* as the ones that the user has named."""
+    from mqtemplate.operations.delayed import PendingMessagesChange
+
+    now_ms = access.broker.clock.now_ms()
+    if confirmation.dry_run or not found:
+        call.output.table([_record(each, now_ms) for each in found], _COLUMNS, "no pending message matches")
+    elif not confirmation.yes:
+        for each in found[:5] if len(found) > 1 or name is None else []:
             call.output.note(f"  {time_text(each.deliver_ms)}  {each.topic}  {each.keys or each.msg_id}")
-    if call.may_change(found, "pending message", lambda each: _record(each, now_ms), _COLUMNS, question, confirmation):
-        with call.output.progress(doing, len(found)) as advance:
-            changed = pending.change_all(found, change, rate, advance)
-        _print_bulk(call, changed)
+    wanted = PendingMessagesChange(access, lambda _: found, change, target, rate=rate, is_named=name is not None)
+    made = call.make(wanted, confirmation, _DOING[change.action.value])
+    if made is None:
+        return
+    done: BulkChange = made.details
+    if name is None:
+        _print_bulk(call, done)
+        return
+    record = {"status": done.status.value, "count": done.changed, "handles": list(done.handles)}
+    call.output.document(record)
+    if done.changed == 0:
+        _check_changed(call, name, done.status, 0, is_printed=True)
+    call.output.line(f"{done.changed} {done.status.value}")
+    for handle in done.handles:
+        call.output.line(f"new handle {handle}")
 
 
 def _print_bulk(call: CommandCall, change: BulkChange) -> None:
@@ -270,27 +335,22 @@ def _print_bulk(call: CommandCall, change: BulkChange) -> None:
         "handles": list(change.handles),
     }
     call.output.document(record)
-    parts = [f"{count} {status}" for status, count in record["counts"].items()]
-    if change.unsupported:
-        parts.append(f"{change.unsupported} that this broker cannot change")
-    call.output.line(f"{change.total} messages: {', '.join(parts)}")
+    call.output.line(f"{change.total} messages: {change.text}")
 
 
-def _print_change(call: CommandCall, name: str, change: ScheduleChange) -> None:
-    """Print the result.
+def _check_changed(
+    call: CommandCall, name: str, status: ScheduleChangeStatus, count: int, *, is_printed: bool = False
+) -> None:
+    """Check that named messages were changed.
 
     Raises:
-        UnknownNameError: No message was changed.
+        UnknownNameError: None was.
     """
     from mqtemplate.errors import UnknownNameError
 
-    record = {"status": change.status.value, "count": change.count, "handles": list(change.handles)}
-    if change.count == 0:
-        call.output.document(record)
+    if not is_printed:
+        call.output.document({"status": status.value, "count": count, "handles": []})
+    if not count:
         raise UnknownNameError(
-            f"{name!r}: no pending message was changed, its state is: {change.status.value}; see delayed ls"
+            f"{name!r}: no pending message was changed, its state is: {status.value}; see delayed ls"
         )
-    call.output.document(record)
-    call.output.line(f"{change.count} {change.status.value}")
-    for handle in change.handles:
-        call.output.line(f"new handle {handle}")

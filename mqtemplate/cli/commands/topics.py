@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,12 +14,12 @@ from mqtemplate.converters.readable import time_text
 
 if TYPE_CHECKING:
     from mqtemplate.broker import GroupInfo, TopicInfo
-    from mqtemplate.operations import OffsetTarget
+    from mqtemplate.operations import OffsetChange, OffsetTarget
 
 _QUEUE_KEY = ("queue.broker_name", "queue.queue_id")
 _QUEUE = (*_QUEUE_KEY, "min_offset", "max_offset", "message_count", "last_stored_ms")
 _PROGRESS = ("queue.topic", *_QUEUE_KEY, "committed", "max_offset", "lag", "last_consumed_ms")
-_CHANGE = ("queue.topic", *_QUEUE_KEY, "before", "after")
+_CHANGE = ("queue.topic", *_QUEUE_KEY, "before", "after", "skipped", "again")
 _TOPIC_COLUMNS: Columns = {
     "TOPIC": "name",
     "KIND": "kind",
@@ -56,6 +57,8 @@ _CHANGE_COLUMNS: Columns = {
     "QUEUE": "queue_id",
     "BEFORE": "before",
     "AFTER": "after",
+    "SKIPPED": "skipped",
+    "AGAIN": "again",
 }
 
 
@@ -187,19 +190,24 @@ def reset_offsets(
 ) -> None:
     """Set the committed offsets of a group in a topic. Connected members continue at the new offsets.
 
-    Offsets that a queue does not have become the nearest that it has. The command shows the changes first.
+    Offsets that a queue does not have become the nearest that it has. The command shows first how many messages are
+    skipped or delivered again, and asks. 'mqtemplate undo' sets the old offsets again.
     """
-    from mqtemplate.operations import apply_reset, plan_reset
+    from mqtemplate.operations import plan_reset
+    from mqtemplate.operations.offsets import reset_change
 
     with call.access() as access:
         target = _target(to, offset, shift, access.broker.clock.now_ms())
         changes = plan_reset(access, group, topic, target, queue)
-        records = [record_of(change, *_CHANGE) for change in changes]
-        call.output.table(records, _CHANGE_COLUMNS, "all offsets are there already")
-        if changes and not confirmation.dry_run:
-            call.confirm(f"Set {len(changes)} offsets of group {group!r}?", yes=confirmation.yes)
-            apply_reset(access, group, changes)
-            call.output.note(f"set {len(changes)} offsets of group {group!r}")
+        offsets_table(call, changes)
+        made = call.make(reset_change(access, group, changes, topic=topic), confirmation)
+        if made is not None:
+            call.output.note(made.text)
+
+
+def offsets_table(call: CommandCall, changes: Sequence[OffsetChange]) -> None:
+    """Write old and new offsets."""
+    call.output.table([record_of(each, *_CHANGE) for each in changes], _CHANGE_COLUMNS, "all offsets are there already")
 
 
 @command(_OFFSETS, "forget", "offsets forget billing --dry-run", "offsets forget billing --yes")
@@ -214,18 +222,15 @@ def forget_offsets(
     If the group returns, it starts as a new group. A group with connected members is refused. On a server the settings
     of the group are deleted too. The command shows the offsets first.
     """
-    from mqtemplate.operations import forget_group
+    from mqtemplate.operations.offsets import GroupForgotten
 
     with call.access() as access:
-        found = access.admin.group(group)
-        used = [each for each in found.progress if each.committed or each.lag]  # not an empty retry topic
+        change = GroupForgotten(access, group)
+        used = [each for each in change.group.progress if each.committed or each.lag]  # not an empty retry topic
         call.output.table([record_of(each, *_PROGRESS) for each in used], _PROGRESS_COLUMNS, "no offsets")
-        if confirmation.dry_run:
-            return
-        question = f"Forget group {group!r} with {found.lag} messages that it has not consumed?"
-        call.confirm(question, yes=confirmation.yes)
-        forget_group(access, group)
-        call.output.note(f"forgot group {group!r}")
+        made = call.make(change, confirmation)
+        if made is not None:
+            call.output.note(made.text)
 
 
 def _target(to: str | None, offset: int | None, shift: int | None, now_ms: int) -> OffsetTarget:

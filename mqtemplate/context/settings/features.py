@@ -254,8 +254,6 @@ class DashboardSection:
     """True: changes of messages, dead letters and listeners are allowed to those who have signed in with the token."""
     allowed_hosts: CommaList = ()
     """Host names in addresses of the dashboard, beside the names of loopback, such as ``shop.example.com``."""
-    audit_log: OptionalText = None
-    """File of the audit log; by default ``~/.local/state/mqtemplate/dashboard-audit.jsonl``."""
 
 
 class ManagementSettings(Properties):
@@ -284,6 +282,9 @@ class ManagementSettings(Properties):
     allowed_hosts: CommaList = ()
     """Public host names in addresses of the actuator, such as ``shop.example.com``. Addresses, names without a dot, and
     names below ``localhost``, ``local``, ``internal`` and ``svc`` are always allowed, and for ``health`` all are."""
+    audit_log: OptionalText = None
+    """File of the audit log, from which changes can be undone. By default the dashboard and the command line write
+    ``~/.local/state/mqtemplate/audit.jsonl``, and the actuator keeps its last hundred changes in memory."""
     metrics: MetricsSection = section()
     tracing: TracingSection = section()
     lateness: LatenessSection = section()

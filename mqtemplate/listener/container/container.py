@@ -281,7 +281,11 @@ class ListenerContainer:
         Raises:
             ListenerError: The listener is not running, or the queue is assigned to another member.
         """
-        self._reposition(lambda positions: positions.to_offsets({queue: queue_offset}))
+        self.seek_all({queue: queue_offset})
+
+    def seek_all(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Continue several queues at other offsets, as `seek` does one."""
+        self._reposition(lambda positions: positions.to_offsets(offsets))
 
     def rewind(self, span: Duration | None = None) -> None:
         """Handle the messages of the last *span* again, such as ``"1h"``; None: all that the broker has.
