@@ -95,7 +95,7 @@ def is_bare_number(value: object) -> bool:
         return bool(text[-1:].isdigit() and len(text) <= _LONGEST_TEXT and _NUMBER.fullmatch(text) and Decimal(text))
     if type(value) is timedelta or isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return 0 < value <= PARSED_MAX
+    return bool(0 < value <= PARSED_MAX)
 
 
 def option_ms(name: str, value: object, error: type[Exception], unit_ms: int = 1_000) -> int:

@@ -173,7 +173,7 @@ class SpringNames:
         delayLevel: int = 0,
     ) -> Any:
         """Return the reply as *type*, or its future if *type* is a callback. *hashKey* may be left out, as in Java."""
-        key, limit, level = (hashKey, timeout, delayLevel)
+        key, limit, level = (hashKey, timeout, delayLevel)  # type: tuple[str | int | None, Duration | None, Any]
         if isinstance(key, int):  # no hash key: the other arguments are one position to the left
             key, limit, level = (None, key, delayLevel if timeout is None else timeout)
         if inspect.isclass(type):

@@ -53,7 +53,11 @@ class Scenario(KilledEngine):
         super().__init__()
 
     def open(self) -> DelayEngine:
-        return DelayEngine(self.folder, clock=self.clock, levels=self.table, log_file_size=20_000, queue_file_size=200)
+        engine = DelayEngine(
+            self.folder, clock=self.clock, levels=self.table, log_file_size=20_000, queue_file_size=200
+        )
+        engine.levels = DelayLevels.parse(self.table, is_clamping=True)  # a table may have fewer levels than the sends
+        return engine
 
     def do(self, action: Action) -> None:
         match action.name:
@@ -61,7 +65,7 @@ class Scenario(KilledEngine):
                 self.run(lambda: [self.send(level) for level in action.argument], action)
             case "change":
                 self.table = action.argument
-                self.engine.levels = DelayLevels.parse(self.table)
+                self.engine.levels = DelayLevels.parse(self.table, is_clamping=True)
             case "cancel":
                 self.run(lambda: self.cancel(action.argument), action)
             case "advance":

@@ -27,6 +27,12 @@ _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
 
+def _stepping(broker: Broker) -> Callable[[int], None]:
+    """Return a function that lets milliseconds pass on the virtual clock of a broker."""
+    harness = Harness(broker, raise_handler_errors=False)
+    return lambda milliseconds: harness.advance(f"{milliseconds}ms")
+
+
 def _sleep(milliseconds: int) -> None:
     time.sleep(milliseconds / 1_000)
 
@@ -58,7 +64,7 @@ class BrokerUnderTest:
     @classmethod
     def on_virtual_clock(cls, broker: Broker, **settings: Any) -> Self:
         """Return it for a broker on a `VirtualClock`; a harness steps the broker."""
-        return cls(broker=broker, pass_time=Harness(broker, raise_handler_errors=False).advance, **settings)
+        return cls(broker=broker, pass_time=_stepping(broker), **settings)
 
     @classmethod
     def on_real_clock(cls, broker: Broker, **settings: Any) -> Self:
@@ -105,7 +111,7 @@ class BrokerUnderTest:
             pytest.skip("this broker stores nothing")
         self.broker = self.restart()
         if self.broker.clock.is_virtual:
-            self.pass_time = Harness(self.broker, raise_handler_errors=False).advance
+            self.pass_time = _stepping(self.broker)
 
     # --- short forms -----------------------------------------------------------------------------
 
