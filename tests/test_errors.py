@@ -29,6 +29,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
+from mqtemplate.operations.changes import ChangePreview
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
 from mqtemplate.selectors.sql92 import Sql92Selector
@@ -55,6 +56,7 @@ _ARGUMENTS: dict[str, object] = {
     "keys": "a-key",
     "status": 400,
     "header": None,
+    "preview": ChangePreview(count=3, noun="pending message", topics={"orders": 3}),
 }
 
 
