@@ -254,6 +254,13 @@ def test_a_hint_names_the_nearest_known_name_or_says_something_else(
     assert did_you_mean(name, ["orders", "payments"], "there is: orders, payments", written=written) == hint
 
 
+def test_the_hint_is_never_the_given_name_itself() -> None:
+    """A name that was missing a moment ago may exist by now; other spellings of a known name are a hint."""
+    assert did_you_mean("orders", ["orders"], "there is: orders") == "there is: orders"
+    assert did_you_mean("orders", ["orders", "orders2"]) == "did you mean 'orders2'?"
+    assert did_you_mean("orders", ["orders"], written={"orders": "Orders"}) == "did you mean 'Orders'?"
+
+
 def test_the_error_of_an_operation_becomes_the_error_of_each_of_its_parts() -> None:
     """Each is another object of the same class: several threads may raise them. A text in the reason stays as it is."""
     cause = OSError("connection reset")
