@@ -121,11 +121,18 @@ class DelayedOperations:
 
     # --- queries -------------------------------------------------------------------------------
 
-    def all(self, query: PendingQuery, max_count: int | None = None) -> Iterator[PendingMessage]:
-        """Yield all pending messages that match, by deliver time; at most *max_count*."""
-        broker, cursor, left = self.access.broker, None, max_count
+    def all(
+        self, query: PendingQuery, max_count: int | None = None, on_compared: OnProgress | None = None
+    ) -> Iterator[PendingMessage]:
+        """Yield all pending messages that match, by deliver time; at most *max_count*.
+
+        Args:
+            on_compared: See `DelayedMessages.pending`.
+        """
+        delayed, cursor, left = self.access.broker.delayed, None, max_count
         while left is None or left > 0:
-            page = broker.delayed.pending(query, _PAGE if left is None else min(_PAGE, left), cursor)
+            count = _PAGE if left is None else min(_PAGE, left)
+            page = delayed.pending(query, count, cursor, on_compared=on_compared)
             yield from page.messages
             left = None if left is None else left - len(page.messages)
             cursor = page.cursor
