@@ -89,7 +89,7 @@ class PendingView:
         """
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
-        scan = _Scan(limit, query)
+        scan = _ScanWork(limit, query)
         needs_record = self._needs_record(query)
         messages: list[PendingMessage] = []
         last = _after(cursor)
@@ -154,7 +154,7 @@ class PendingView:
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
         counts: Counter[int] = Counter()
-        scan = _Scan(limit, query)
+        scan = _ScanWork(limit, query)
         needs_record = self._needs_record(query)
         end: str | None = None
         for block in self._blocks(query, _after(cursor)):
@@ -176,7 +176,7 @@ class PendingView:
         return PendingCounts(counts.total(), dict(sorted(counts.items()))), end
 
     def _matching(
-        self, rows: np.ndarray, query: PendingQuery, scan: _Scan, *, needs_record: bool
+        self, rows: np.ndarray, query: PendingQuery, scan: _ScanWork, *, needs_record: bool
     ) -> tuple[np.ndarray, str | None]:
         """Return the rows whose messages match, and a cursor if the scan ended before the last of them."""
         rows = _in_order(rows)
@@ -274,7 +274,7 @@ class PendingView:
         return np.array(rows, PENDING_DTYPE)
 
 
-class _Scan:
+class _ScanWork:
     """The work of one call, up to its limit.
 
     Attributes:
