@@ -1,4 +1,4 @@
-"""Messages by id, by key and by time; one message with its body and its path; the live tail of a topic."""
+"""Messages by id, by key and by time; one message with its body and its path; the search; the live tail of a topic."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from urllib.parse import quote
 
 from mqtemplate.console.rendering import render
 from mqtemplate.console.site import HTML, Call, Routes, Site
@@ -16,7 +17,7 @@ from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.message_path import MessagePath, StepKind, message_path
 from mqtemplate.operations.messages import MessageSearch, Tail, cursor_of, first_of, is_after, parse_cursor
-from mqtemplate.operations.search import origin_topic
+from mqtemplate.operations.search import origin_topic, search
 from mqtemplate.operations.why_late import ListenerReport, RateOf, measured_rate, why_late
 from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import Selector, TagSelector
@@ -37,17 +38,17 @@ def messages(site: Site, call: Call) -> HttpResponse:
     has_more = False
     with site.reading() as access:
         names = access.admin.readable_topics()
-        search = MessageSearch(access)
+        by = MessageSearch(access)
         if topic is None:
             pass
         elif key is not None:
-            found = search.by_key(topic, key, _PAGE, begin_ms or 0, end_ms)
+            found = by.by_key(topic, key, _PAGE, begin_ms or 0, end_ms)
         elif begin_ms is None and end_ms is None and cursor is None:
-            found = search.newest(topic, _PAGE)[::-1]
+            found = by.newest(topic, _PAGE)[::-1]
         else:
             after = parse_cursor(cursor)
             start_ms = max(begin_ms or 0, after[0])
-            matching = (each for each in search.by_time(topic, start_ms, end_ms) if is_after(each, after))
+            matching = (each for each in by.by_time(topic, start_ms, end_ms) if is_after(each, after))
             found, has_more = first_of(matching, _PAGE)
     return site.page(
         call,
@@ -121,9 +122,8 @@ def _application(site: Site, wait_s: float) -> ListenerReport:
 
 def _stored(access: BrokerAccess, msg_id: str, topic: str | None) -> MessageExt | None:
     """Return the stored message, or the record of a pending one; None if there are no messages."""
-    search = MessageSearch(access)
     try:
-        return search.by_id(msg_id, topic)
+        return MessageSearch(access).by_id(msg_id, topic)
     except UnknownNameError:
         pass  # it may be pending
     found = access.broker.delayed.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
@@ -144,6 +144,28 @@ def _last_record(path: MessagePath) -> MessageExt | None:
     """Return the last record that has the body: a delete marker has no body."""
     records = [step.record for step in path.steps if step.record is not None and step.kind is not StepKind.CANCELLED]
     return records[-1] if records else None
+
+
+# --- one search for everything ------------------------------------------------------------------
+
+
+def find(site: Site, call: Call) -> HttpResponse:
+    """Return what a text finds, by kind; if only one thing has exactly this name, its page."""
+    text = call.text("q")
+    if text is None:
+        return site.redirect(call.url("/messages"))
+    with site.reading() as access:
+        result = search(access, text)
+    listeners = [each["id"] for each in _application(site, _LATENESS_S).listeners if text.lower() in each["id"].lower()]
+    exact = [
+        *(call.url("/topics", name=each) for each in result.topics if each == text),
+        *(call.url("/groups", name=each) for each in result.groups if each == text),
+        *(call.url("/listeners") + f"#{quote(each)}" for each in listeners if each == text),
+        *(call.url("/message", id=each.msg_id, topic=each.topic) for each in result.messages),
+    ]
+    if len(exact) == 1 and result.is_complete:
+        return site.redirect(exact[0])
+    return site.page(call, "search.html", text=text, result=result, listeners=listeners)
 
 
 # --- the live tail ------------------------------------------------------------------------------
@@ -252,6 +274,7 @@ ROUTES: Routes = {
     ("GET", "/messages"): messages,
     ("GET", "/message"): message,
     ("GET", "/message/why"): why_part,
+    ("GET", "/search"): find,
     ("GET", "/tail"): tail,
     ("GET", "/tail/stream"): stream,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -87,8 +87,9 @@ def test_a_rate_is_measured_from_two_readings_of_the_offsets() -> None:
     """The group handles six messages in the two seconds between."""
 
     class Working(VirtualClock):
-        def wait_for(self, *condition: Any) -> None:
+        def wait_for(self, condition: Callable[[], bool], until_ms: int | None = None) -> bool:
             consumer.commit(queue, 7)
+            return True
 
     with EmbeddedBroker(clock=Working()) as broker:
         broker.create_topic("orders", 1)
