@@ -115,9 +115,9 @@ wheel: $(READY) ## Build the wheel into dist
 release-check: $(CHECK)/.ready ## All checks of a release; the files to publish are in dist
 	@$(PYTHON) -m tests.release.check_release
 
-# The type checker uses one processor only, so the tests run beside it. In a fresh clone each process of the tests would
+# The type checker uses one processor only, so the tests run beside it, and come first. In a fresh clone each process of the tests would
 # compile all modules; one that collects the tests first leaves the compiled ones to the others.
-WITH_LINT = $(MAKE) --no-print-directory lint types quick & lint=$$!; \
+WITH_LINT = nice -n 10 $(MAKE) --no-print-directory lint types quick & lint=$$!; \
 	test -d tests/__pycache__ || $(VENV)/bin/pytest --collect-only --quiet >/dev/null; $1; tests=$$?; \
 	wait $$lint || { echo "The lint failed; its report is above, or run: make lint types quick" >&2; exit 1; }; exit $$tests
 

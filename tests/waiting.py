@@ -15,13 +15,22 @@ T = TypeVar("T")
 _POLL_S = 0.01
 _UNIT_S = 0.03
 """Time to start and end a Python process without its site packages, on a machine that does nothing else."""
+_BUSY_S = 0.1
 
 
 def slowness() -> float:
-    """Return how many times longer than `_UNIT_S` the unit takes now; at least 1."""
+    """Return how many times longer a program takes now than on a machine that does nothing else; at least 1.
+
+    A short process shows the speed of the machine, but a scheduler prefers it. So a longer use of the processor shows how
+    many others want it.
+    """
     start = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
-    return max(1.0, (time.monotonic() - start) / _UNIT_S)
+    speed = max(1.0, (time.monotonic() - start) / _UNIT_S)
+    start, end_s = time.monotonic(), time.thread_time() + _BUSY_S
+    while time.thread_time() < end_s:
+        pass
+    return speed * max(1.0, (time.monotonic() - start) / _BUSY_S)
 
 
 PATIENCE_S = 60 * ceil(slowness())

@@ -230,7 +230,7 @@ def test_the_demonstration_tells_its_story(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_spark_adds_up_the_sales(tmp_path: Path) -> None:
     run = run_python(tmp_path, "-m", "examples.shop", "--with-spark")
 

@@ -138,9 +138,14 @@ def become(system):
     sys.modules["msvcrt"] = module = _msvcrt()
     module.__spec__ = importlib.machinery.ModuleSpec("msvcrt", None)
 
-    class WindowsSocket(socket.socket):
-        sendmsg = property()  # hasattr returns False
-        recvmsg = property()
+    class WithoutMessages(type):
+        def __getattribute__(cls, name):
+            if name in ("sendmsg", "recvmsg"):
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    class WindowsSocket(socket.socket, metaclass=WithoutMessages):
+        sendmsg = recvmsg = property()  # an object has none either
 
     pair = socket.socketpair
     _rules_of_windows()
