@@ -149,6 +149,11 @@ class LocalDelayedMessages:
 
     # --- changes and queries -------------------------------------------------------------------
 
+    def level_positions(self) -> dict[int, int]:
+        """Return the queue offset of the first pending message of each delay level that was used."""
+        with self._schedule.lock:
+            return self._schedule.positions
+
     def cancel(
         self,
         handle: str | None = None,
