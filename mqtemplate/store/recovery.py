@@ -317,6 +317,7 @@ class Recovery:
         self._checkpoint = 0
         self._was_clean = self._lost_power = self._was_cut = self._is_growing = False
         self._last_ms = 0  # store timestamp, of the last record that was read
+        self._read_again_at = -1
         self._reported: set[int] = set()
 
     def run(
@@ -446,8 +447,10 @@ class Recovery:
         # Older records are leftovers: RocketMQ does not clear the bytes after a tail that it cut off.
         whole = next(self._log.records_after(offset, self._last_ms), None)
         next_whole = None if whole is None else whole.physical_offset
-        if self._is_growing and self._log.is_whole(offset):
-            return offset  # stored since it was read; else the units and records after it would make it look damaged
+        if self._is_growing and offset != self._read_again_at and self._log.is_whole(offset):
+            # Stored since it was read. Else the units and records after it would make it look damaged.
+            self._read_again_at = offset
+            return offset
         if self._is_unflushed(offset, next_whole) or self._is_unacknowledged_end(offset, reason, next_whole):
             self._log_cut(offset, reason)
             return None
