@@ -10,7 +10,6 @@ are the ends of the gaps, ``01`` and ``02`` the separators of a record::
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mqtemplate.hashes import tags_code
@@ -31,8 +30,7 @@ _ID_FRONT = PROPERTY_SEPARATOR + UNIQ_KEY + NAME_VALUE_SEPARATOR
 _OTHER_FRONTS = tuple(PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR for name in (KEYS, SHARDING_KEY))
 
 
-@dataclass(frozen=True, slots=True)
-class PropertiesTemplate:
+class PropertiesTemplate(NamedTuple):
     """Encoded properties of many messages: all of their bytes but the message id, and perhaps two other values.
 
     Attributes:
