@@ -154,7 +154,7 @@ class DraftMaker:
         result = (
             encoded,
             PropertiesTemplate.appending(encoded),
-            tags_code(properties.get(Property.TAGS)),
+            _tags_code(properties.get(Property.TAGS)),
             properties.get(Property.UNIQ_KEY),
             not SPECIAL_PROPERTIES.isdisjoint(properties),
         )

@@ -49,6 +49,9 @@ class RowFactory:
             else [self._messages.one(destination, payload, extras)]
         )
         key = None if hash_key is None else hash_key_text(hash_key)
+        if key is not None:
+            for message in messages:
+                message.properties[Property.SHARDING_KEY] = key
         return [self._row(message, key) for message in messages]
 
     def _row(self, message: Message, hash_key: str | None) -> OutboxRow:

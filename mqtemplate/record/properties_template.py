@@ -1,16 +1,15 @@
 """Encoded properties with a gap for the message id, and properties that a broker adds without decoding the others.
 
-Most producers send the same properties again and again, but for the message id and the keys. ``|`` are the ends of the
-gaps, ``01`` and ``02`` the separators of a record::
+Most producers send the same properties again and again, but for the message id, the keys and the sharding key. ``|``
+are the ends of the gaps, ``01`` and ``02`` the separators of a record::
 
     UNIQ_KEY 01 |7F000001A1| 02 WAIT 01 true 02 TAGS 01 paid 02 KEYS 01 |order-1| 02
-    ^ front                  ^ between                                            ^ back
+    ^ front                  ^ after the first value                              ^ back
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mqtemplate.hashes import tags_code
@@ -19,6 +18,7 @@ from mqtemplate.record.properties import (
     KEYS,
     NAME_VALUE_SEPARATOR,
     PROPERTY_SEPARATOR,
+    SHARDING_KEY,
     UNIQ_KEY,
     decode_properties,
     encode_properties,
@@ -27,38 +27,45 @@ from mqtemplate.record.properties import (
 _NEED_DECODING = SPECIAL_PROPERTIES | {Property.TRANSACTION_PREPARED}
 _UNKNOWN: Any = object()
 _ID_FRONT = PROPERTY_SEPARATOR + UNIQ_KEY + NAME_VALUE_SEPARATOR
-_KEYS_FRONT = PROPERTY_SEPARATOR + KEYS + NAME_VALUE_SEPARATOR
+_OTHER_FRONTS = tuple(PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR for name in (KEYS, SHARDING_KEY))
 
 
-@dataclass(frozen=True, slots=True)
-class PropertiesTemplate:
-    """Encoded properties of many messages: all of their bytes but the message id, and perhaps the keys.
+class PropertiesTemplate(NamedTuple):
+    """Encoded properties of many messages: all of their bytes but the message id, and perhaps two other values.
 
     Attributes:
         front, back: The bytes before the first gap and after the last one.
-        between: The bytes between two gaps.
-        has_keys_first: The keys are before the message id.
+        gaps: With other values: the number of the value in each gap, as `fill` takes them, and the bytes after it.
     """
 
     front: bytes
     back: bytes
-    between: bytes = b""
-    has_keys_first: bool = False
+    gaps: tuple[tuple[int, bytes], ...] = ()
 
     @classmethod
-    def around(cls, encoded: bytes, *values: bytes, has_keys_first: bool = False) -> PropertiesTemplate | None:
-        """Return the template that has gaps where *values* are, one or two; None if one does not occur exactly once.
+    def around(cls, encoded: bytes, unique_id: bytes, *others: bytes) -> PropertiesTemplate | None:
+        """Return the template that has gaps where the values are; None if one does not occur exactly once.
 
         An id that occurs twice, for instance in the keys as well, has no single gap: the next message would get the
         id of this one there.
+
+        Args:
+            others: See `fill`.
         """
-        parts: list[bytes] = []
-        for value in values:
-            if encoded.count(value) != 1:
-                return None
-            part, _, encoded = encoded.partition(value)
-            parts.append(part)
-        return cls(parts[0], encoded, b"".join(parts[1:]), has_keys_first)
+        starts: dict[int, int] = {}  # of the value with this number
+        values = unique_id, *others
+        for number, value in enumerate(values):
+            if value or not number:
+                if encoded.count(value) != 1:
+                    return None
+                starts[number] = encoded.index(value)
+        in_order = sorted(starts, key=starts.__getitem__)
+        ends = [*(starts[number] for number in in_order[1:]), len(encoded)]
+        gaps = tuple(
+            (number, encoded[starts[number] + len(values[number]) : end])
+            for number, end in zip(in_order, ends, strict=True)
+        )
+        return cls(encoded[: starts[in_order[0]]], gaps[-1][1], gaps if len(gaps) > 1 else ())
 
     @classmethod
     def appending(cls, encoded: bytes) -> PropertiesTemplate:
@@ -67,15 +74,21 @@ class PropertiesTemplate:
 
     @property
     def id_at(self) -> int:
-        """Start of the message id in the encoded properties, if there is no gap for keys."""
+        """Start of the message id in the encoded properties, if there is no other gap."""
         return len(self.front)
 
-    def fill(self, unique_id: bytes, keys: bytes = b"") -> bytes:
-        """Return the encoded properties of a message. A template has a gap for keys if and only if *keys* are given."""
-        if not keys:
-            return self.front + unique_id + self.back  # three parts are added faster than joined
-        first, second = (keys, unique_id) if self.has_keys_first else (unique_id, keys)
-        return b"".join((self.front, first, self.between, second, self.back))
+    def fill(self, *values: bytes) -> bytes:
+        """Return the encoded properties of a message.
+
+        Args:
+            values: The message id, the keys, the sharding key: those without a gap are empty or left out.
+        """
+        if not self.gaps:
+            return self.front + values[0] + self.back  # three parts are added faster than joined
+        parts = [self.front]
+        for number, after in self.gaps:
+            parts += values[number], after
+        return b"".join(parts)
 
     def id_in(self, encoded: bytes) -> bytes:
         """Return the id in properties that differ from this template in nothing else; empty without one."""
@@ -103,8 +116,8 @@ class CompleteProperties(NamedTuple):
 class AddedProperties:
     """The properties that a broker adds to a message. What only a broker may set needs decoding.
 
-    Properties without message id and keys are decoded once; the next ones that are equal but for these two need no
-    decoding. Thread-safe.
+    Properties without message id, keys and sharding key are decoded once; the next ones that are equal but for these
+    need no decoding. Thread-safe.
 
     Args:
         added: The properties that the broker adds.
@@ -119,9 +132,9 @@ class AddedProperties:
         self._max_known = max_known
         self._tags_codes: dict[
             bytes, int | None
-        ] = {}  # text without id and keys -> tags code; None: decode such a text
-        # The last text without keys, and its tags code: one tuple, since another thread may replace it meanwhile.
-        # At first one that matches properties which are a message id, or none at all if all are decoded.
+        ] = {}  # text without the values that differ -> tags code; None: decode such a text
+        # The last text without keys and sharding key, and its tags code: one tuple, since another thread may replace
+        # it. At first one that matches properties which are a message id, or none at all if all are decoded.
         first = PropertiesTemplate(b"\2\2", b"\2\2") if decodes_all else PropertiesTemplate.appending(b"")
         self._last = (first, tags_code(None))
 
@@ -155,13 +168,14 @@ class AddedProperties:
         id_end = text.find(PROPERTY_SEPARATOR, id_at)
         unique_id, rest = text[id_at:id_end], text[:id_at] + text[id_end:]
         values = unique_id
-        keys_at = rest.find(_KEYS_FRONT) + len(_KEYS_FRONT)
-        if keys_at >= len(_KEYS_FRONT):
-            keys_end = rest.find(PROPERTY_SEPARATOR, keys_at)
-            values += rest[keys_at:keys_end]
-            rest = rest[:keys_at] + rest[keys_end:]
-            if keys_at == keys_end:
-                return None
+        for front in _OTHER_FRONTS:
+            at = rest.find(front) + len(front)
+            if at >= len(front):
+                end = rest.find(PROPERTY_SEPARATOR, at)
+                if at == end:
+                    return None
+                values += rest[at:end]
+                rest = rest[:at] + rest[end:]
         if not unique_id or NAME_VALUE_SEPARATOR in values:
             return None
         code = self._tags_codes.get(rest, _UNKNOWN)
@@ -169,12 +183,12 @@ class AddedProperties:
             code = self._learn(rest, data)
         if code is None:
             return None
-        if values is unique_id:  # without keys: *data* is *text* without its first byte
+        if values is unique_id:  # without others: *data* is *text* without its first byte
             self._last = (PropertiesTemplate(data[: id_at - 1], data[id_end - 1 :]), code)
         return CompleteProperties(data + self._suffix, code, unique_id.decode())
 
     def _learn(self, rest: bytes, data: bytes) -> int | None:
-        """Decode new properties, and keep what holds for all that are equal but for message id and keys."""
+        """Decode new properties, and keep what holds for all that differ in the same values only."""
         properties = self.complete(decode_properties(data))
         is_ordinary = _NEED_DECODING.isdisjoint(properties)
         # They differ if a name occurs twice, has no value, or is one that the broker sets.

@@ -192,6 +192,11 @@ class LogReader:
                     yield record
                 at += 1 if record is None else record.total_size
 
+    def is_whole(self, physical_offset: int) -> bool:
+        """Return True if a whole record starts at this offset."""
+        found = self.files.find(physical_offset)
+        return found is not None and whole_record_at(found[0], physical_offset - found[1], found[1]) is not None
+
     def find_record_after(self, physical_offset: int) -> int | None:
         """Return the offset of the first whole record after this offset; None if the rest is empty or torn."""
         record = next(self.records_after(physical_offset), None)

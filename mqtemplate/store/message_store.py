@@ -161,6 +161,7 @@ class MessageStore:
             self._checkpoint.replay_start,
             was_clean=was_clean,
             lost_power=not was_clean and self.store_files.lost_power(),
+            is_growing=self.store_files.is_written_by_others(),
         )
         if was_clean:
             self.group_commit.flushed = self.end_offset

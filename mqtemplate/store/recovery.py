@@ -301,6 +301,7 @@ class Recovery:
 
     - Bytes that are cut off are set to zero. Otherwise old records could become valid again after later ones.
     - A damaged record keeps its queue offset. Its readers get an error; all other messages are delivered.
+    - In a snapshot of a folder in use, the log grows meanwhile. It ends where the owner was, which is no damage.
 
     Args:
         rebuild: Adds the missing units to the consume queues.
@@ -314,20 +315,24 @@ class Recovery:
         self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
         self._followers = followers
         self._checkpoint = 0
-        self._was_clean = self._lost_power = self._was_cut = False
+        self._was_clean = self._lost_power = self._was_cut = self._is_growing = False
         self._last_ms = 0  # store timestamp, of the last record that was read
+        self._read_again_at = -1
         self._reported: set[int] = set()
 
-    def run(self, checkpoint_offset: int, *, was_clean: bool, lost_power: bool = False) -> None:
+    def run(
+        self, checkpoint_offset: int, *, was_clean: bool, lost_power: bool = False, is_growing: bool = False
+    ) -> None:
         """Recover.
 
         Args:
             checkpoint_offset: All records before it are on the disk, in the consume queues and in the followers' files.
             was_clean: The last owner closed the store, so only zeros follow the end of the log.
             lost_power: The machine lost its power: any sector of the unflushed bytes may be missing.
+            is_growing: The owner of the files may append while they are read.
         """
         self._checkpoint = checkpoint_offset
-        self._was_clean, self._lost_power = was_clean, lost_power
+        self._was_clean, self._lost_power, self._is_growing = was_clean, lost_power, is_growing
         queues = list(self._rebuild.queues.values())
         # Without any queue the folder consumequeue was deleted or lost, and the checkpoint does not help.
         starts = [checkpoint_offset, *self._ends_of_cut_queues()] if queues else [0]
@@ -442,6 +447,10 @@ class Recovery:
         # Older records are leftovers: RocketMQ does not clear the bytes after a tail that it cut off.
         whole = next(self._log.records_after(offset, self._last_ms), None)
         next_whole = None if whole is None else whole.physical_offset
+        if self._is_growing and offset != self._read_again_at and self._log.is_whole(offset):
+            # Stored since it was read. Else the units and records after it would make it look damaged.
+            self._read_again_at = offset
+            return offset
         if self._is_unflushed(offset, next_whole) or self._is_unacknowledged_end(offset, reason, next_whole):
             self._log_cut(offset, reason)
             return None
@@ -504,6 +513,9 @@ class Recovery:
     def _log_cut(self, offset: int, reason: str) -> None:
         """Log what is cut off: a torn record, or the unflushed bytes that a power failure left."""
         self._was_cut = True
+        if self._is_growing:
+            _log.debug("store.snapshot_end", physical_offset=offset)
+            return
         path = self._log.path_of(offset)
         dropped = sum(1 for _ in self._log.records_after(offset, self._last_ms))
         if dropped:

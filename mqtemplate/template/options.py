@@ -108,7 +108,8 @@ class SendOptions(TypedDict, total=False):
     """Time of the delivery: an aware datetime, or epoch milliseconds."""
 
     hash_key: str | int | None
-    """Messages with equal keys go to one queue, in the order in which they were sent."""
+    """Messages with equal keys go to one queue, in the order in which they were sent. It becomes the property
+    ``__SHARDINGKEY``, which topics of RocketMQ's type FIFO require."""
 
     keys: str | int | Sequence[str]
     """Business keys by which the message can be found. A text is one key, or several separated by blanks; a number is

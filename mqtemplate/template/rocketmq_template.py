@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from time import monotonic
 from types import TracebackType
@@ -23,7 +23,7 @@ from mqtemplate.errors import (
     SendTimeoutError,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
-from mqtemplate.message import Message, MessageQueue, SelectedQueue
+from mqtemplate.message import Message, MessageQueue, Property, SelectedQueue
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable, awaitable_overloads
@@ -515,7 +515,7 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             messages = self._messages.batch(destination, payload, extras)
         else:
             messages = [self._messages.one(destination, payload, extras)]
-        queue = self._selected_queue(messages[0], options) if options else None
+        queue = self._selected_queue(messages, options) if options else None
         left_ms = timeout_ms - int((self._monotonic_s() - started) * 1_000)
         if left_ms <= 0:
             raise SendTimeoutError(
@@ -524,9 +524,9 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             )
         return SendCall(kind, messages, queue, left_ms, self.broker.clock)
 
-    def _selected_queue(self, message: Message, options: SendOptions) -> MessageQueue | None:
+    def _selected_queue(self, messages: Sequence[Message], options: SendOptions) -> MessageQueue | None:
         """Return the queue that the caller chose; None if the broker selects it. A key may select another one later."""
-        hash_key, queue = options.get("hash_key"), options.get("queue")
+        hash_key, queue, message = options.get("hash_key"), options.get("queue"), messages[0]
         if hash_key is None:
             if queue is not None:
                 _check_queue(queue)
@@ -538,6 +538,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         if queue is not None:
             raise MessageError("hash_key and queue both choose the queue; pass one of them")
         key = hash_key_text(hash_key)
+        for each in messages:
+            each.properties[Property.SHARDING_KEY] = key
 
         def select() -> MessageQueue:
             return self.message_queue_selector(self.broker.queues(message.topic), message, key)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.cli.commands import delayed
 from mqtemplate.message import Message, Property
 from tests.cli.running import CommandLine, Result
 from tests.operations.brokers import HOUR_MS
@@ -97,6 +98,14 @@ def test_without_a_terminal_a_change_of_many_needs_yes(backlog: CommandLine) -> 
     assert "Cancel 107 pending messages of 3 topics? There is no terminal to ask on: add --yes, or --dry-run" in text
     assert "107 pending messages of 3 topics" in shown.errors
     assert pending(backlog) == _COUNT
+
+
+def test_a_dry_run_shows_the_first_of_many(backlog: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "_MOST_SHOWN", 10)
+    shown = backlog.ok("delayed", "cancel", "4466", "--dry-run")
+
+    assert shown.output.count("4466") == 10
+    assert "these are the first 10 of 107; see all with --json" in shown.errors
 
 
 def test_many_messages_are_cancelled_and_come_back_as_copies(backlog: CommandLine, state: Path) -> None:

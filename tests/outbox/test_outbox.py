@@ -108,7 +108,9 @@ def test_messages_of_one_key_go_to_one_queue(engine: sa.Engine, outbox: SQLAlche
 
     kit.harness.run_until_idle()
 
-    assert len({message.queue_id for message in messages_in(kit.broker, "orders")}) == 1
+    stored = messages_in(kit.broker, "orders")
+    assert len({message.queue_id for message in stored}) == 1
+    assert [message.properties["__SHARDINGKEY"] for message in stored] == ["customer 7"] * 5
 
 
 def test_an_invalid_message_is_refused_in_the_transaction(engine: sa.Engine, outbox: SQLAlchemyOutbox) -> None:

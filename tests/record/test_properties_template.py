@@ -25,10 +25,10 @@ def decoded_and_encoded(properties: AddedProperties, data: bytes) -> bytes:
 
 
 def test_the_second_text_of_a_form_is_not_decoded(properties: AddedProperties, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = properties.complete_text(JAVA.format("7F000001A1") + "KEYS\x01order-1")
+    first = properties.complete_text(JAVA.format("7F000001A1") + "__SHARDINGKEY\x017\x02KEYS\x01order-1")
     monkeypatch.setattr(properties_template, "decode_properties", lambda data: pytest.fail("it was decoded"))
 
-    second = properties.complete_text(JAVA.format("7F000001B2") + "KEYS\x01order 2\x02")
+    second = properties.complete_text(JAVA.format("7F000001B2") + "__SHARDINGKEY\x018\x02KEYS\x01order 2\x02")
 
     assert first is not None
     assert second is not None
@@ -38,6 +38,7 @@ def test_the_second_text_of_a_form_is_not_decoded(properties: AddedProperties, m
         "UNIQ_KEY": "7F000001B2",
         "WAIT": "true",
         "TAGS": "paid",
+        "__SHARDINGKEY": "8",
         "KEYS": "order 2",
         **ADDED,
     }
@@ -53,6 +54,9 @@ def test_the_second_text_of_a_form_is_not_decoded(properties: AddedProperties, m
         "UNIQ_KEY\x01a\x02UNIQ_KEY\x01b\x02",
         "UNIQ_KEY\x01a\x02KEYS\x01\x02",
         "UNIQ_KEY\x01a\x02KEYS\x01b\x02KEYS\x01c\x02",
+        "UNIQ_KEY\x01a\x02__SHARDINGKEY\x01\x02",
+        "UNIQ_KEY\x01a\x02__SHARDINGKEY\x01b\x01c\x02",
+        "UNIQ_KEY\x01a\x02__SHARDINGKEY\x01b\x02__SHARDINGKEY\x01c\x02",
         "UNIQ_KEY\x01a\x02\x02",
         "UNIQ_KEY\x01a\x02name\x02",
         "UNIQ_KEY\x01a\x02city\x01Zürich\x02",
@@ -71,7 +75,7 @@ def test_what_decoding_changes_or_interprets_is_decoded(properties: AddedPropert
 
 KNOWN = sorted({value for name, value in vars(Property).items() if name.isupper()})
 NAMES = st.sampled_from(
-    ["UNIQ_KEY", "KEYS", "TAGS", *KNOWN, "city", "CLUSTER", "POP_CK", "NOT_UNIQ_KEY", "MY_KEYS", ""]
+    ["UNIQ_KEY", "KEYS", "TAGS", *KNOWN, "city", "CLUSTER", "POP_CK", "NOT_UNIQ_KEY", "MY_KEYS", "MY__SHARDINGKEY", ""]
 )
 VALUES = st.sampled_from(["true", "a", "a b", "", "Zürich", "x\x01y", "1"])
 TEXTS = st.lists(st.tuples(NAMES, VALUES, st.sampled_from(["\x02", "\x02\x02", ""]))).map(

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
 
 _BAR = 40
+_MOST_SHOWN = 1_000
+"""Messages in the table of a dry run: a table of a million takes half an hour."""
 _DOING = {"cancel": "cancelling", "shift": "rescheduling", "move": "rescheduling", "deliver": "rescheduling"}
 _COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
@@ -315,7 +317,10 @@ def _change_found(
 
     now_ms = access.broker.clock.now_ms()
     if confirmation.dry_run or not found:
-        call.output.table([_record(each, now_ms) for each in found], _COLUMNS, "no pending message matches")
+        shown = found if call.as_json else found[:_MOST_SHOWN]
+        call.output.table([_record(each, now_ms) for each in shown], _COLUMNS, "no pending message matches")
+        if len(shown) < len(found):
+            call.output.note(f"these are the first {len(shown)} of {len(found):,}; see all with --json")
     elif not confirmation.yes:
         for each in found[:5] if len(found) > 1 or name is None else []:
             call.output.note(f"  {time_text(each.deliver_ms)}  {each.topic}  {each.keys or each.msg_id}")

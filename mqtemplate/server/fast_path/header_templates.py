@@ -207,6 +207,8 @@ def value_names(key: HeaderKey) -> list[str]:
 
 _SEND_CODES = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
+_TEXT = rb"[ !#-\[\]-~]+"
+
 # In JSON the separators 01 and 02 of properties are the texts \u0001 and \u0002. Ids and keys have bytes only that are
 # equal in JSON and in a record, and that end no value. All probes differ, or exchanged fields would look right.
 _SEND_VALUES = {
@@ -216,7 +218,10 @@ _SEND_VALUES = {
         rb"(?<=UNIQ_KEY\\u0001)", rb"[0-9A-Za-z]+", rb'(?=\\u0002|")', b"0PROBE0ID0", is_optional=True
     ),
     "opaque": OPAQUE,
-    "keys": HeaderValue(rb"(?<=KEYS\\u0001)", rb"[ !#-\[\]-~]+", rb"(?=\\u0002)", b"1PROBE1KEYS1", is_optional=True),
+    "keys": HeaderValue(rb"(?<=KEYS\\u0001)", _TEXT, rb"(?=\\u0002)", b"1PROBE1KEYS1", is_optional=True),
+    "sharding_key": HeaderValue(
+        rb"(?<=__SHARDINGKEY\\u0001)", _TEXT, rb'(?=\\u0002|")', b"2PROBE2SHARD2", is_optional=True
+    ),
 }
 
 
@@ -224,8 +229,8 @@ _SEND_VALUES = {
 class SendTemplate:
     """Common part of all sends of one template. Their messages are ordinary: without a delay, not in a transaction.
 
-    The values are queue ID, time of birth, message id, opaque and keys. Without keys the last is empty, and so is the
-    message id for the batches of a producer that gives them none.
+    The values are queue ID, time of birth, message id, opaque, keys and sharding key. Without keys, or without a
+    sharding key, theirs is empty, and so is the message id for the batches of a producer that gives them none.
 
     Attributes:
         properties: Including the ones that the broker adds. None for batches: of their headers only topic, sys flag and
@@ -264,9 +269,8 @@ def _send_template(added: AddedProperties, key: HeaderKey, request: RemotingComm
         complete = added.complete_text(sent.properties)
         if complete is None or complete.unique_id.encode() != _SEND_VALUES["unique_id"].probe:
             return None
-        names = [name for name in value_names(key) if name in ("unique_id", "keys")]
-        values = (_SEND_VALUES[name].probe for name in names)
-        properties = PropertiesTemplate.around(complete.encoded, *values, has_keys_first=names[0] == "keys")
+        others = (_SEND_VALUES[name].probe if name in key else b"" for name in ("keys", "sharding_key"))
+        properties = PropertiesTemplate.around(complete.encoded, _SEND_VALUES["unique_id"].probe, *others)
         tags_code = complete.tags_code
         if properties is None:
             return None

@@ -123,7 +123,7 @@ class PipelinedSends:
         found = None if serialize_type else self._templates.match(header)
         if found is None:
             return False
-        template, (queue_text, born, unique_id, opaque_text, keys) = found
+        template, (queue_text, born, unique_id, opaque_text, keys, sharding_key) = found
         # The checks of a queue hold until any topic changes: the state is then another object.
         if self._checked_state is not self._topics.table.state:
             self._queues.clear()
@@ -143,7 +143,7 @@ class PipelinedSends:
             return False
         if self._batches:
             self._process_batches()
-        encoded = template.properties.fill(unique_id, keys)
+        encoded = template.properties.fill(unique_id, keys, sharding_key)
         draft = RecordDraft(template.topic, queue_id, body, encoded, template.tags_code)
         # As attributes: keyword arguments would take 400 ns longer (measured).
         draft.flag, draft.sys_flag, draft.reconsume_times = template.flag, template.sys_flag, template.reconsume_times

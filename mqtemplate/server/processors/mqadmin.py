@@ -117,7 +117,7 @@ REASONS: Mapping[int, str] = MappingProxyType(
 
 
 class RequestMode(JsonBody):
-    """How the members of a group get the messages of a topic: ``PULL`` or ``POP``."""
+    """Way in which the members of a group get the messages of a topic: ``PULL`` or ``POP``."""
 
     mode: str = "PULL"
 

@@ -18,8 +18,10 @@ from mqtemplate.server.requests.response import problem_response
 _log = get_logger("mqtemplate.server")
 
 _THREADS = 2
-_MAX_PENDING = 10_000
-_MAX_PENDING_PER_CONNECTION = 1_000
+_MAX_PENDING = 20_000
+_MAX_PENDING_PER_CONNECTION = 10_000
+"""The sends of one client that wait while a slow disk creates their topic: a second of an asynchronous producer.
+One-way sends above it are lost without a word. RocketMQ: ``BrokerConfig.sendThreadPoolQueueCapacity``."""
 _MAX_BYTES = 64 << 20
 
 _Work = Callable[[], RemotingCommand | None]

@@ -196,6 +196,7 @@ class SnapshotStoreFiles(FolderStoreFiles):
     def __init__(self, root: Path) -> None:
         check_store(root)
         super().__init__(root, _ReadingDisk())
+        self._had_owner = self._has_owner()
         self._contents: dict[str, bytes | None] = {}
         # Length, and only the parts that take disk space: 38 MB have few messages in them.
         self._wheels: dict[str, tuple[int, list[tuple[int, bytes]]]] = {}
@@ -221,6 +222,16 @@ class SnapshotStoreFiles(FolderStoreFiles):
 
     def unlock(self) -> None:
         return
+
+    def is_written_by_others(self) -> bool:
+        # An owner that has stopped since wrote until then, and another one may have started.
+        return self._had_owner or self._has_owner()
+
+    def _has_owner(self) -> bool:
+        try:
+            return self.locked_by() is not None
+        except StoreError:  # a start would report the lock file
+            return False
 
     # --- mapped files --------------------------------------------------------------------------
 

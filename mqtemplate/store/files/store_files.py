@@ -82,6 +82,10 @@ class StoreFiles(Protocol):
         """Return the space of the disk; None without one."""
         return None
 
+    def is_written_by_others(self) -> bool:
+        """Return True if another broker may append while the files are read: they are a snapshot of a folder in use."""
+        return False
+
     def boot_id(self) -> str:
         """Return an id that changes at each start of the machine; "-" if the system lacks it."""
         return "-"

@@ -69,6 +69,7 @@ def several(opaque: int, request: Request, size: int, *, grows: bool = False, **
 KINDS: dict[str, Callable[[int, Request], bytes]] = {
     "send": lambda o, r: send(o, bytes(r.number), queue_id=r.queue_id),
     "keys": lambda o, r: send(o, bytes(r.number), queue_id=r.queue_id, properties={"KEYS": f"order-{o} o"}),
+    "ordered": lambda o, r: send(o, queue_id=r.queue_id, properties={"__SHARDINGKEY": f"customer {o}", "TAGS": "a"}),
     "tag": lambda o, r: send(o, queue_id=r.queue_id, properties={"TAGS": "ab"[r.number % 2]}),
     "property": lambda o, r: send(o, queue_id=r.queue_id, properties={"city": str(o)}),
     "text": lambda o, r: send(o, queue_id=r.queue_id, properties={"city": ("Zürich", '"', "a\\b", "")[r.number % 4]}),

@@ -280,12 +280,12 @@ def test_all_probes_differ(values: dict[str, HeaderValue]) -> None:
 
 def check_send(found: tuple[Any, tuple[bytes, ...]], data: bytes) -> None:
     """Compare all values that a message gets from its header with those that decoding finds."""
-    template, (queue_id, born, unique_id, opaque, keys) = found
+    template, (queue_id, born, unique_id, opaque, keys, sharding_key) = found
     command = decode_json_header(data)
     sent = command.header(SendMessageRequestHeaderV2)
     complete = ADDED.complete_text(sent.properties)
     assert complete is not None
-    assert template.properties.fill(unique_id, keys) == complete.encoded
+    assert template.properties.fill(unique_id, keys, sharding_key) == complete.encoded
     assert (int(queue_id), int(born), int(opaque)) == (sent.queue_id, sent.born_timestamp, command.opaque)
     assert (unique_id.decode(), template.tags_code) == (complete.unique_id, complete.tags_code)
     assert (template.topic, template.flag, template.sys_flag) == (sent.topic, sent.flag, sent.sys_flag)
@@ -294,7 +294,10 @@ def check_send(found: tuple[Any, tuple[bytes, ...]], data: bytes) -> None:
 
 texts = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x17F), max_size=8)
 names_of_properties = st.sampled_from(
-    ["TAGS", "KEYS", "UNIQ_KEY", "XKEYS", "XUNIQ_KEY", "city", '"e":"', "WAIT", "DELAY", "UNIQ"]
+    [
+        *("TAGS", "KEYS", "UNIQ_KEY", "XKEYS", "XUNIQ_KEY", "city", '"e":"', "WAIT", "DELAY", "UNIQ"),
+        *("__SHARDINGKEY", "X__SHARDINGKEY"),
+    ]
 )
 pairs = st.lists(
     st.tuples(names_of_properties, texts | st.sampled_from(["7F01", "order-1", "a b", '","g":"12', "\\u0002"])),
@@ -333,6 +336,10 @@ def test_the_values_of_a_send_equal_the_decoded_ones(
     [
         "UNIQ_KEY\x01A1\x02KEYS\x01order-1 o2\x02TAGS\x01paid\x02",
         "KEYS\x01order-1\x02UNIQ_KEY\x01A1",
+        "UNIQ_KEY\x01A1\x02__SHARDINGKEY\x01customer 7\x02WAIT\x01true\x02",
+        "__SHARDINGKEY\x017\x02UNIQ_KEY\x01A1\x02WAIT\x01true\x02KEYS\x01order-1\x02",
+        "KEYS\x01order-1\x02UNIQ_KEY\x01A1\x02__SHARDINGKEY\x017",
+        "MY__SHARDINGKEY\x017\x02UNIQ_KEY\x01A1\x02",
         "MYKEYS\x01x\x02UNIQ_KEY\x01A1\x02",
         "city\x01Ulm\x02UNIQ_KEY\x01A1\x02",
         'UNIQ_KEY\x01A1\x02KEYS\x01a"b\x02',

@@ -116,6 +116,24 @@ def test_work_above_the_maximum_is_refused(connection: QueueingConnection, monke
     assert connection.arrived.get(timeout=PATIENCE_S).code == ResponseCode.SUCCESS
 
 
+def test_a_burst_of_sends_waits_until_a_slow_disk_has_created_the_topic(
+    deferred: DeferredWork, connection: QueueingConnection
+) -> None:
+    """Producers in Go and Java send on without waiting, and a refused one-way message is lost."""
+    gate = threading.Event()
+
+    def create() -> RemotingCommand:
+        gate.wait(PATIENCE_S)
+        return REQUEST.response()
+
+    for work in (create, *[REQUEST.response] * 5_000):
+        deferred.run(connection, REQUEST, work)  # type: ignore[arg-type]
+    gate.set()
+
+    codes = {connection.arrived.get(timeout=PATIENCE_S).code for _ in range(5_001)}
+    assert codes == {ResponseCode.SUCCESS}
+
+
 def test_after_close_work_is_refused(deferred: DeferredWork, connection: QueueingConnection) -> None:
     deferred.close(PATIENCE_S)
 

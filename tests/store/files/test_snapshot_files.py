@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
@@ -15,6 +16,7 @@ from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles, SnapshotStoreFiles
+from mqtemplate.store.recovery import Recovery
 
 HOUR_MS = 3_600_000
 
@@ -70,6 +72,48 @@ def test_a_snapshot_does_not_change_while_its_owner_continues(tmp_path: Path) ->
             assert broker.reader.max_offset(queue) == 5
         with snapshot_of(tmp_path, clock) as broker:
             assert broker.reader.max_offset(queue) == 6
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_owner_that_sends_while_a_snapshot_is_read_is_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The reader has found the end of the log, and before it looks there again, records follow."""
+    clock = VirtualClock()
+    queue = MessageQueue("orders", "broker-a", 0)
+    judge, sends = Recovery._judge, iter([count, 1])
+
+    def judge_later(recovery: Recovery, offset: int, reason: str) -> int | None:
+        for number in range(next(sends, 0)):
+            owner.sends.send(Message("orders", b"meanwhile %d" % number), queue)
+        return judge(recovery, offset, reason)
+
+    with EmbeddedBroker(tmp_path, clock=clock) as owner:
+        fill(owner)
+        monkeypatch.setattr(Recovery, "_judge", judge_later)
+        with capture_logs() as logs, snapshot_of(tmp_path, clock) as broker:
+            bodies = [message.body for message in broker.reader.pull(queue, 0, max_count=32).messages]
+
+    assert bodies[:5] == [b"0", b"1", b"2", b"3", b"4"]
+    assert bodies[5 : 5 + count] == [b"meanwhile %d" % number for number in range(count)]
+    assert [each for each in logs if each["log_level"] in ("warning", "error")] == []
+
+
+def test_a_record_that_its_owner_is_writing_ends_a_snapshot_without_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock()
+    with EmbeddedBroker(tmp_path, clock=clock) as owner:
+        fill(owner)
+        end = owner.engine.store.end_offset
+        [log] = (tmp_path / "commitlog").iterdir()
+        with log.open("r+b") as file:  # the head of the next record
+            file.seek(end)
+            file.write(bytes.fromhex("000000c8daa320a7") + b"half")
+        with capture_logs() as logs, snapshot_of(tmp_path, clock) as broker:
+            assert broker.reader.max_offset(MessageQueue("orders", "broker-a", 0)) == 5
+
+    assert [each for each in logs if each["log_level"] in ("warning", "error")] == []
 
 
 def test_what_happens_on_a_snapshot_stays_in_memory(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ _TOO_FAR = "timer message illegal"
 _OTHER_TYPE = "TopicMessageType"
 _TYPE_ADVICE = (
     "a proxy accepts one type of messages for a topic; set it to MIXED (mqadmin updateTopic -a +message.type=MIXED), "
-    "or use a topic of the type of the message"
+    "or use a topic of the type of the message (DELAY with a delay, FIFO with a hash_key)"
 )
 
 

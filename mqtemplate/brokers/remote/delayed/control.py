@@ -247,6 +247,8 @@ class OurServer(DelayedMessages):
         page = list(islice(in_order, max_count))
         has_more = next(in_order, None) is not None
         cursors |= {listed.broker_name: listed.cursor for listed in page}
+        if on_compared is not None and page:
+            on_compared(len(page))  # of the last step; without this a list of all messages would show no progress
         return PendingPage(tuple(listed.message for listed in page), encode_cursor(cursors) if has_more else None)
 
     def _scan(self, on_compared: Callable[[int], None] | None) -> _SteppedQuery:

@@ -60,7 +60,13 @@ def test_a_response_without_a_remark_is_described_by_its_code() -> None:
     [
         (ResponseCode.MESSAGE_ILLEGAL, "timer message illegal", True, DelayError, "timerMaxDelaySec"),
         (ResponseCode.MESSAGE_ILLEGAL, OTHER_TYPE, True, MessageError, "(mqadmin updateTopic -a +message.type=MIXED)"),
-        (ResponseCode.MESSAGE_ILLEGAL, OTHER_TYPE, False, MessageError, "a topic of the type of the message"),
+        (
+            ResponseCode.MESSAGE_ILLEGAL,
+            OTHER_TYPE,
+            False,
+            MessageError,
+            "type of the message (DELAY with a delay, FIFO with",
+        ),
         (ResponseCode.MESSAGE_ILLEGAL, "too large", False, MessageError, "too large"),
         (ResponseCode.INVALID_PARAMETER, "queue", False, MessageError, "queue"),
         (ResponseCode.SYSTEM_ERROR, "timerWheelEnable is false", True, UnsupportedError, "set timerWheelEnable=true"),

@@ -25,6 +25,7 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.operations import BrokerAccess, DelayedOperations
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RequestCode
@@ -213,6 +214,18 @@ def test_other_requests_are_answered_between_the_steps_of_a_scan(tmp_path: Path)
         progress.clear()
         page = scanning.delayed.pending(PendingQuery(tag="none"), 5, on_compared=progress.append)
         assert (page.messages, page.cursor, len(progress) >= 3) == ((), None, True)
+
+
+def test_a_list_of_all_messages_shows_progress(tmp_path: Path) -> None:
+    """Each page is full after one step, since each message matches."""
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        for number in range(25):
+            broker.sends.send(delayed(f"key-{number}", HOUR_MS + number))
+        progress: list[int] = []
+
+        found = list(DelayedOperations(BrokerAccess(broker)).all(PendingQuery(), 25, progress.append))
+
+    assert (len(found), sum(progress)) == (25, 25)
 
 
 @pytest.mark.usefixtures("steps")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +24,8 @@ from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseC
 from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
 from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import Perm
+from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2
+from mqtemplate.remoting.protocol.messages import decode_batch, decode_properties_text
 from mqtemplate.results import SendResult
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.topics import AUTO_CREATE_TOPIC
@@ -51,6 +53,50 @@ def broker(cluster: ScriptedBroker) -> Iterator[RemoteBroker]:
 
 
 QUEUE = MessageQueue("orders", "broker-a", 1)
+
+
+# --- the sharding key -------------------------------------------------------------------------------
+
+
+_ORDERED: dict[str, Callable[[RocketMQTemplate], object]] = {
+    "sync_send": lambda template: template.sync_send("orders:paid", "x", hash_key="customer 7"),
+    "syncSendOrderly": lambda template: template.syncSendOrderly("orders:paid", "x", "customer 7"),
+    "async_send": lambda template: template.async_send("orders", "x", hash_key="customer 7").result(60),
+    "send_one_way": lambda template: template.send_one_way("orders", "x", hash_key="customer 7"),
+    "one_way_list": lambda template: template.send_one_way("orders", ["x", "y"], hash_key="customer 7"),
+    "delayed": lambda template: template.sync_send("orders", "x", delay="1m", hash_key="customer 7"),
+    "message": lambda template: template.sync_send("orders", Message("orders", b"x"), hash_key="customer 7"),
+}
+
+
+@pytest.mark.parametrize("verb", _ORDERED)
+def test_the_hash_key_is_the_sharding_key_on_the_wire(cluster: ScriptedBroker, broker: RemoteBroker, verb: str) -> None:
+    """RocketMQ's proxy recognises a message for a FIFO topic by it."""
+    _ORDERED[verb](RocketMQTemplate(broker))
+
+    count = 2 if verb == "one_way_list" else 1
+    eventually(lambda: cluster.count(SEND) == count, "the sends have arrived")
+    sent = [each.header(SendMessageRequestHeaderV2).properties for each in cluster.seen if each.code == SEND]
+    assert [decode_properties_text(each).get("__SHARDINGKEY") for each in sent] == ["customer 7"] * count
+
+
+def test_each_message_of_a_batch_has_the_sharding_key(cluster: ScriptedBroker, broker: RemoteBroker) -> None:
+    cluster.script(RequestCode.SEND_BATCH_MESSAGE, cluster.accept)
+    RocketMQTemplate(broker).sync_send("orders", ["x", "y"], hash_key=7)
+
+    [batch] = [each for each in cluster.seen if each.code == RequestCode.SEND_BATCH_MESSAGE]
+    assert [each.properties.get("__SHARDINGKEY") for each in decode_batch(batch.body, "orders")] == ["7", "7"]
+
+
+def test_other_messages_have_no_sharding_key(cluster: ScriptedBroker, broker: RemoteBroker) -> None:
+    message = Message("orders", b"x", {"city": "Ulm"})
+    RocketMQTemplate(broker).sync_send("orders", message, hash_key="k")
+    RocketMQTemplate(broker).sync_send("orders", message)
+
+    ordered, other = (each.header(SendMessageRequestHeaderV2).properties for each in cluster.seen if each.code == SEND)
+    assert "__SHARDINGKEY" in str(ordered)
+    assert "__SHARDINGKEY" not in str(other)
+    assert message.properties == {"city": "Ulm"}
 
 
 # --- tries until the timeout ------------------------------------------------------------------------
