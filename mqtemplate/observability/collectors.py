@@ -66,8 +66,8 @@ def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[MetricS
 class GroupLags:
     """Lags of consumer groups, by queue.
 
-    With an embedded broker these are all clustering groups that have committed; with another process the groups of the
-    listeners, and the queues that are assigned to them here.
+    With an embedded broker these are all clustering groups that have committed or are connected; with another process
+    the groups of the listeners, and the queues that are assigned to them here.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -83,7 +83,7 @@ class GroupLags:
             BrokerError: The broker does not answer.
         """
         broker = self._broker
-        committed = broker.groups.committed_topics()
+        committed = broker.groups.consumed_topics()
         if committed is None:
             return self._remote(listeners)
         containers = list(listeners)
