@@ -385,10 +385,10 @@ class ConsumerGroups(Protocol):
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Store that a clustering group has consumed all messages before *queue_offset*."""
 
-    def committed_topics(self) -> Mapping[str, Collection[str]] | None:
-        """Return the existing topics in which each clustering group has committed.
+    def consumed_topics(self) -> Mapping[str, Collection[str]] | None:
+        """Return the existing topics of each clustering group; None if another process has the offsets.
 
-        None if another process has the offsets.
+        It has committed there, or clients of a server read them.
         """
 
 

@@ -286,7 +286,7 @@ class Engine:
         """
         self._remote = clients
         self.transactions.add_checker(clients)
-        self.groups.connect_remote(clients.has_members)
+        self.groups.connect_remote(clients.has_members, clients.consumer_groups)
         self.retention.members.connect_remote(clients.consumer_groups)
         self.requests.connect_remote(clients.deliver_reply)
 
@@ -294,7 +294,7 @@ class Engine:
         """Serve no remote clients any more. Without a server this has no effect."""
         if self._remote is not None:
             self.transactions.remove_checker(self._remote)
-            self.groups.connect_remote(lambda group: False)
+            self.groups.connect_remote(lambda group: False, tuple)
             self.retention.members.connect_remote(tuple)
             self.requests.connect_remote(lambda reply: False)
             self._remote = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, sent_back_message
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
@@ -428,10 +429,13 @@ class Groups:
 
     def __post_init__(self) -> None:
         self._has_remote_members: Callable[[str], bool] = lambda group: False
+        self._remote_groups: Callable[[], Iterable[ConsumerGroupInfo]] = tuple
 
-    def connect_remote(self, has_members: Callable[[str], bool]) -> None:
-        """Note how to find out whether a group has members that are remote clients."""
-        self._has_remote_members = has_members
+    def connect_remote(
+        self, has_members: Callable[[str], bool], groups: Callable[[], Iterable[ConsumerGroupInfo]]
+    ) -> None:
+        """Note how to find out whether a group has members that are remote clients, and how to find these groups."""
+        self._has_remote_members, self._remote_groups = has_members, groups
 
     def has_remote_members(self, group: str) -> bool:
         """Return True if *group* has members that are clients of a server of this broker."""
@@ -459,10 +463,14 @@ class Groups:
         self._lifecycle.check()
         self.committed.clustering.commit(group, queue.topic, queue.queue_id, queue_offset)
 
-    def committed_topics(self) -> Mapping[str, Collection[str]]:
-        """See `ConsumerGroups.committed_topics`."""
+    def consumed_topics(self) -> Mapping[str, Collection[str]]:
+        """See `ConsumerGroups.consumed_topics`."""
         offsets, known = self.committed.clustering, set(self._routes.table.names())
-        return {group: offsets.topics_of(group) & known for group in offsets.groups()}
+        found = {group: offsets.topics_of(group) & known for group in offsets.groups()}
+        for info in self._remote_groups():
+            if not info.is_broadcasting:
+                found[info.group] = found.get(info.group, set()) | (set(info.subscriptions) & known)
+        return found
 
 
 def _file_name(name: str, safe: str) -> str:

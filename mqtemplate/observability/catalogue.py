@@ -124,6 +124,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
     _gauge("worker.up", "1", "1 while a process of an application with several ones answers"),
     _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
+    _gauge("group.committed", "{message}", "Committed offset of a group, by queue; it stands if nothing is consumed"),
     _gauge("group.behind_ms", "s", "Age of the oldest message of a topic that a group has not consumed"),
     _gauge("group.dead_letters", "{message}", "Dead letters of a group, by what an operator did with them"),
     _gauge("clock.now_ms", "s", "Time of the clock of this process, to be compared with Prometheus' own"),

@@ -66,8 +66,8 @@ def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[MetricS
 class GroupLags:
     """Lags of consumer groups, by queue.
 
-    With an embedded broker these are all clustering groups that have committed; with another process the groups of the
-    listeners, and the queues that are assigned to them here.
+    With an embedded broker these are all clustering groups that have committed or are connected; with another process
+    the groups of the listeners, and the queues that are assigned to them here.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -83,7 +83,7 @@ class GroupLags:
             BrokerError: The broker does not answer.
         """
         broker = self._broker
-        committed = broker.groups.committed_topics()
+        committed = broker.groups.consumed_topics()
         if committed is None:
             return self._remote(listeners)
         containers = list(listeners)
@@ -105,7 +105,7 @@ class GroupLags:
             return self._read
 
     def samples(self, listeners: Iterable[ListenerContainer]) -> Iterator[MetricSample]:
-        """Yield ``group.lag``; nothing while the broker does not answer.
+        """Yield ``group.lag`` and ``group.committed``; nothing while the broker does not answer.
 
         A lag that a server of this library exports is left out: with one in each process its sum would be too large.
         """
@@ -123,6 +123,8 @@ class GroupLags:
             if each.listener:  # two clusters may have brokers, groups and topics of the same names
                 labels["listener"] = each.listener
             yield MetricSample("group.lag", MetricKind.GAUGE, each.lag, labels)
+            if each.committed is not None:
+                yield MetricSample("group.committed", MetricKind.GAUGE, each.committed, labels)
 
 
 def _lags_of_groups(broker: Broker, committed: Mapping[str, Collection[str]]) -> Iterator[GroupLag]:

@@ -203,16 +203,18 @@ class ClockSkew:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._ahead = self._behind = (0, 0)  # difference in ms, time at which it was seen
+        # Difference in ms, steady time at which it was seen: the repair is a step of the clock.
+        self._ahead = self._behind = (0, 0)
 
     def note(self, message: MessageExt, called_ms: int) -> None:
         """Note a message that proves a difference."""
         ahead_ms = message.born_timestamp - message.store_timestamp
         behind_ms = message.store_timestamp - called_ms
+        now_ms = self._clock.steady_ms()
         if ahead_ms >= self.ahead_ms:
-            self._ahead = (ahead_ms, called_ms)
+            self._ahead = (ahead_ms, now_ms)
         if behind_ms >= self.behind_ms:
-            self._behind = (behind_ms, called_ms)
+            self._behind = (behind_ms, now_ms)
 
     @property
     def ahead_ms(self) -> int:
@@ -225,7 +227,7 @@ class ClockSkew:
         return self._recent(self._behind)
 
     def _recent(self, seen: tuple[int, int]) -> int:
-        return max(0, seen[0]) if self._clock.now_ms() - seen[1] < _SKEW_WINDOW_MS else 0
+        return max(0, seen[0]) if self._clock.steady_ms() - seen[1] < _SKEW_WINDOW_MS else 0
 
 
 def _error_type(error: BaseException | None) -> str:

@@ -93,6 +93,31 @@ def bill(order: str) -> None: ...
 def show(order: str) -> None: ...
 
 
+def test_a_paused_group_that_has_never_committed_is_behind_at_the_server() -> None:
+    """Its lag is exported; without a first commit nothing else shows that it does not consume."""
+    cluster = LocalCluster(
+        EmbeddedBroker(None, EmbeddedSettings(listen_host=HostAddress("127.0.0.1", 0))),
+        BrokerServerSettings(listen=HostAddress("127.0.0.1", 0)),
+    )
+    cluster.start()
+    try:
+        server = Observability(cluster.engine)
+        with two_processes_of_an_application(str(cluster.name_server_address)) as processes:
+            for container in (each for observed in processes for each in observed.listeners):
+                container.pause()
+            cluster.engine.sends.send(Message("orders", b"x"))
+
+            def lag() -> int:
+                samples = [each for each in server.metrics.samples() if each.name == "group.lag"]
+                labels = {"group": "billing", "topic": "orders"}
+                found = [each.value for each in samples if labels.items() <= each.labels.items()]
+                return sum(value for value in found if isinstance(value, int))
+
+            eventually(lambda: lag() == 1, "the group has a lag")
+    finally:
+        cluster.stop()
+
+
 def test_the_lag_of_a_group_is_exported_by_the_server_and_not_by_its_clients() -> None:
     """Each client knows it, for its health; of broadcasting groups, the clients keep the offsets."""
     cluster = LocalCluster(
@@ -103,7 +128,6 @@ def test_the_lag_of_a_group_is_exported_by_the_server_and_not_by_its_clients() -
     try:
         server = Observability(cluster.engine)
         with two_processes_of_an_application(str(cluster.name_server_address)) as processes:
-            cluster.engine.groups.commit_offset("billing", cluster.engine.queues("orders")[0], 0)
 
             def lags(observed: Observability, group: str) -> list[tuple[str, str]]:
                 return [

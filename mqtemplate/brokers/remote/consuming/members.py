@@ -195,8 +195,8 @@ class Members:
         wire_group = self.context.namespace.wrap(group)
         self._offsets.commit(group, queue, queue_offset, lambda: self.queries.create_group(wire_group, queue))
 
-    def committed_topics(self) -> None:
-        """See `ConsumerGroups.committed_topics`: brokers have the offsets."""
+    def consumed_topics(self) -> None:
+        """See `ConsumerGroups.consumed_topics`: brokers have the offsets."""
 
     def _flush_offset(self, group: str, queue: MessageQueue) -> None:
         for member in self.all():
