@@ -71,9 +71,11 @@ def _of_application(*words: str) -> Words:
 
 COMMANDS: dict[str, Words] = {
     # in an order in which each finds its messages
+    "status": _fixed("status"),
     "topics": _fixed("topics", "orders"),
     "groups": _fixed("groups", "billing"),
     "messages": _fixed("messages", "orders", "--key", "order-1"),
+    "why": _fixed("why", "order-1"),
     "tail": _fixed("tail", "orders", "--from", "earliest", "--no-follow"),
     "delayed ls": _fixed("delayed", "ls", "--topic", "reminders"),
     "delayed show": _fixed("delayed", "show", "due-2"),
