@@ -1,18 +1,19 @@
 """Programs with RocketMQ's clients in other languages, in ``clients/``: how they are built, started and read.
 
-A program is called with ``NAME_SERVER PREFIX [ACCESS_KEY SECRET_KEY]`` and prints an event a line, as JSON. All do the same,
-as far as their client can:
+A program is called with ``NAME_SERVER PREFIX [ACCESS_KEY SECRET_KEY]`` and prints an event a line, as JSON. All do the
+same, as far as their client can:
 
-- A push consumer of the group ``PREFIXplain-group`` subscribes to the topic ``PREFIXplain`` with the tags ``paid || late``. It
-  fails for the body ``fails once`` at its first delivery. One of ``PREFIXordered-group`` consumes ``PREFIXordered`` in order.
+- A push consumer of the group ``PREFIXplain-group`` subscribes to the topic ``PREFIXplain`` with the tags
+  ``paid || late``. It fails for the body ``fails once`` at its first delivery. One of ``PREFIXordered-group`` consumes
+  ``PREFIXordered`` in order.
 - A producer sends to the first topic ``sync`` (tag ``paid``, key ``k-1``), ``async`` and ``one-way`` (``paid``),
-  ``not selected`` (``open``), ``delayed`` (``late``, delay level 1) and ``fails once`` (``paid``); to the second one ``a 0``,
-  ``b 0``, ``a 1``, ... with the hash keys ``a`` and ``b``.
+  ``not selected`` (``open``), ``delayed`` (``late``, delay level 1) and ``fails once`` (``paid``); to the second one
+  ``a 0``, ``b 0``, ``a 1``, ... with the hash keys ``a`` and ``b``.
 - A pull consumer reads the second topic.
 
-Events are ``sent`` (body, status, msg_id), ``received`` (listener, body, tags, keys, reconsume_times, msg_id, delay_ms from
-the time at which the message was created), ``error`` (call, text), and ``finished`` when all was sent. The program stops its
-client when its standard input ends.
+Events are ``sent`` (body, status, msg_id; null where the client does not show them), ``received`` (listener, body,
+tags, keys, reconsume_times, msg_id, delay_ms from the time at which the message was created), ``error`` (call, text),
+and ``finished`` when all was sent. The program stops its client when its standard input ends.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -58,7 +59,8 @@ class Client:
     Attributes:
         package: Name of the client in the registry of its language, with its version.
         command: Build the program, and return its command line without arguments.
-        can: What the program does of the list above: "async", "one-way", "delay", "retry", "ordered", "pull", "accounts".
+        can: What the program does of the list above: "tags" (it selects by tag, and shows the tag and key of a
+            message), "async", "one-way", "delay", "retry", "ordered", "pull", "accounts".
     """
 
     package: str
@@ -137,7 +139,6 @@ def _built(name: str, build: Callable[[Path, Path], None]) -> Path:
     return folder
 
 
-@cache
 def go_program() -> Sequence[str]:
     """Build the program with RocketMQ's Go client."""
     _require("go", "1.19", "Go 1.19 or newer (Debian: apt-get install golang-go)", "version")
@@ -149,7 +150,6 @@ def go_program() -> Sequence[str]:
     return [str(_built("go", build) / "program")]
 
 
-@cache
 def node_program() -> Sequence[str]:
     """Install ali-ons, and return the command of its program."""
     _require("node", "16.0", "Node.js 16 or newer with npm (Debian: apt-get install nodejs npm)", "--version")
@@ -162,27 +162,45 @@ def node_program() -> Sequence[str]:
     return ["node", str(_built("ali-ons", build) / "program.js")]
 
 
-@cache
+def rust_program(name: str) -> Sequence[str]:
+    """Build a program with a client for Rust. Both have one folder for the crates that they share."""
+    _require("cargo", "1.95", "Rust 1.95 or newer (https://rustup.rs)", "--version")
+
+    def build(sources: Path, folder: Path) -> None:
+        _fetch(["cargo", "fetch", "--locked"], sources)
+        target = _BUILT / "target-rust"
+        _build(["cargo", "build", "--locked", "--target-dir", str(target)], sources)
+        shutil.copy2(target / "debug" / f"conformance-{name}", folder / "program")
+
+    return [str(_built(name, build) / "program")]
+
+
 def stream_program() -> Sequence[str]:
     """Fetch Spring Cloud Stream with its binder for RocketMQ, and return the command of its program."""
-    if reason := unavailable_reason() or fetch("spring-cloud-stream", "Spring Cloud Stream with its binder for RocketMQ"):
+    if reason := unavailable_reason() or fetch(
+        "spring-cloud-stream", "Spring Cloud Stream with its binder for RocketMQ"
+    ):
         raise ClientUnavailableError(f"{reason} (Debian: apt-get install openjdk-17-jdk-headless maven)")
     # The program runs in its own folder.
     return command_line("stream", Path(), "StreamApp", heap_mib=256)
 
 
+_EVERYTHING = frozenset({"tags", "async", "one-way", "delay", "retry", "ordered", "pull", "accounts"})
 CLIENTS = {
     "go": Client(
         "github.com/apache/rocketmq-client-go/v2 v2.1.2",
         go_program,
-        frozenset({"async", "one-way", "delay", "retry", "ordered", "pull", "accounts"}),
+        _EVERYTHING,
     ),
-    # Its messages with the same sharding key do not all go to one queue if that is queue 0, and it has no ordered consumer.
-    "ali-ons": Client("ali-ons 3.12.0", node_program, frozenset({"delay", "retry", "accounts"})),
+    "rust": Client("rocketmq-client-rust 1.0.0", partial(rust_program, "rust"), _EVERYTHING),
+    # It has no accounts and no tags to select by, and its calls return before the broker answers.
+    "rust-v4": Client("rocketmq-client-v4 0.4.2", partial(rust_program, "rust-v4"), frozenset()),
+    # It has no ordered consumer, and does not send all messages with a sharding key to one queue if that is queue 0.
+    "ali-ons": Client("ali-ons 3.12.0", node_program, frozenset({"tags", "delay", "retry", "accounts"})),
     "spring-cloud-stream": Client(
         "com.alibaba.cloud:spring-cloud-starter-stream-rocketmq 2023.0.3.3 with Spring Boot 3.2.12",
         stream_program,
-        frozenset({"delay", "retry", "ordered", "accounts"}),
+        frozenset({"tags", "delay", "retry", "ordered", "accounts"}),
     ),
 }
 
@@ -240,7 +258,7 @@ class ClientProgram:
             self._changed.notify_all()
 
     def events(self, kind: str, count: int = 0, timeout_s: float = 0) -> list[dict[str, Any]]:
-        """Return the events of a kind when there are *count* of them, when the program has ended, or after the timeout."""
+        """Return the events of a kind: when there are *count* of them, the program has ended, or the time is over."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._of(kind)) >= count or self._has_ended, timeout_s)
             return self._of(kind)
