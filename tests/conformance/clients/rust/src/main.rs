@@ -222,10 +222,11 @@ impl Program {
 
     async fn run(&self) {
         let mut plain = self.consumer("plain");
+        // Without spaces: it hashes each tag with the spaces around it, and RocketMQ then selects no message.
         check(
             "subscribe",
             plain
-                .subscribe(format!("{}plain", self.prefix), "paid || late")
+                .subscribe(format!("{}plain", self.prefix), "paid||late")
                 .await,
         );
         plain.register_message_listener_concurrently(consume);
