@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ import pytest
 from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
+from mqtemplate.remoting import Credentials
 from mqtemplate.store.settings import FlushDiskType
 from tests.operations.brokers import create_dead_letters, fill
 from tests.waiting import eventually
@@ -29,6 +31,11 @@ REAL = "REAL_ROCKETMQ"
 
 That tests the programs, not this project's server.
 """
+
+ADMINISTRATOR = Credentials(access_key="administrator", secret_key="secret-of-administrator")
+"""Account of `guarded_server` that creates topics."""
+ACCOUNT = Credentials(access_key="shop-account", secret_key="secret-of-the-shop")
+"""Account of `guarded_server` with rights to all topics and groups, which is not an administrator."""
 
 _LEVELS = "1s 2s 5s"
 _TRANSACTION_MS = 1_000
@@ -62,6 +69,38 @@ def rocketmq_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
+def guarded_server(name: str, folder: Path) -> Iterator[Server]:
+    """Run a server of `server_names` with access control and the accounts `ADMINISTRATOR` and `ACCOUNT`."""
+    if name == "mqtemplate":
+        accounts = [_account(ADMINISTRATOR, admin=True)]
+        accounts.append(_account(ACCOUNT, default_topic_perm="PUB|SUB", default_group_perm="SUB"))
+        with BrokerProcess(folder, acl={"enabled": True, "accounts": accounts}) as server:
+            yield server
+        return
+    # RocketMQ checks the signatures only: its rights are data that the broker must already run to receive.
+    package = "org.apache.rocketmq.auth.authentication.provider"
+    user = {"username": ACCOUNT.access_key, "password": ACCOUNT.secret_key, "userType": "Super"}
+    options = {
+        "messageDelayLevel": _LEVELS,
+        "authenticationEnabled": "true",
+        "authenticationProvider": f"{package}.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{package}.LocalAuthenticationMetadataProvider",
+        "authConfigPath": folder / "auth",
+        "initAuthenticationUser": json.dumps(user),
+        "innerClientAuthenticationCredentials": json.dumps(
+            {"accessKey": ACCOUNT.access_key, "secretKey": ACCOUNT.secret_key}
+        ),
+    }
+    with NameServer() as name_server, RocketMQ(folder / "store", name_server, options):
+        yield name_server
+
+
+def _account(credentials: Credentials, **rights: object) -> dict[str, object]:
+    rights = {name.replace("_", "-"): value for name, value in rights.items()}
+    return {"access-key": credentials.access_key, "secret-key": credentials.secret_key, **rights}
+
+
+@contextmanager
 def filled_rocketmq(folder: Path) -> Iterator[str]:
     """Run RocketMQ with the messages of the tests of commands; yield the address of its name server.
 
@@ -72,14 +111,15 @@ def filled_rocketmq(folder: Path) -> Iterator[str]:
     options = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true", "haListenPort": free_port()}
     with NameServer() as names, RocketMQ(folder / "store", names, options):
         settings = RemoteSettings(name_servers=(names.address,), offset_path=folder / "offsets")
-        eventually(lambda: _is_registered(settings), "the broker has registered", timeout_s=90)
+        eventually(lambda: is_registered(settings), "the broker has registered", timeout_s=90)
         with RemoteBroker(settings) as client:
             fill(client)
             create_dead_letters(client)
         yield names.address
 
 
-def _is_registered(settings: RemoteSettings) -> bool:
+def is_registered(settings: RemoteSettings) -> bool:
+    """Return True if the broker is known to its name server. A client looks it up once, when it starts."""
     with RemoteBroker(settings) as broker:
         return broker.name == "broker-a"
 
@@ -89,13 +129,23 @@ class BrokerProcess:
 
     It is stopped cleanly at the end of the block, unless it was killed.
 
+    Args:
+        acl: The section ``mqtemplate.server.acl`` of its configuration.
+
     Attributes:
         address: ``host:port`` of its name server, once started.
     """
 
-    def __init__(self, folder: Path, *, flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH,
+        acl: Mapping[str, object] | None = None,
+    ) -> None:
         self._folder = folder
         self._flush_disk_type = flush_disk_type
+        self._acl = dict(acl or {})
         self.address = ""
 
     def __enter__(self) -> Self:
@@ -127,9 +177,11 @@ class BrokerProcess:
             "transaction-check-interval-ms": _TRANSACTION_MS,
             "flush-disk-type": self._flush_disk_type.value,
         }
-        rows = "".join(f"    {name}: {value}\n" for name, value in settings.items())
-        logging = "  logging:\n    level: WARNING\n"
-        Path(self._home.name, "application.yml").write_text(f"mqtemplate:\n{logging}  broker:\n{rows}")
+        sections: dict[str, object] = {"logging": {"level": "WARNING"}, "broker": settings}
+        if self._acl:
+            sections["server"] = {"acl": self._acl}
+        # JSON is YAML.
+        Path(self._home.name, "application.yml").write_text(json.dumps({"mqtemplate": sections}))
 
     def _printed_address(self) -> str:
         """Return the printed address. Read in a thread, so that a command without output is detected."""
