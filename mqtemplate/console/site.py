@@ -21,6 +21,7 @@ from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import AuditLog
 from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.changes import Change, UnconfirmedChangeError, carry_out, check_confirmed
+from mqtemplate.server.acl.settings import Role
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
@@ -46,6 +47,8 @@ _PAGES = (
     ("/lateness", "Lateness", False),
     ("/configuration", "Configuration", False),
 )
+OF_ADMINS = frozenset({"/configuration"})
+"""Pages of which an account without the role admin sees nothing. Changes of topics and groups are refused to it too."""
 _THEMES = ("light", "dark")
 _THEME_COOKIE = "mqtemplate_theme="
 
@@ -233,6 +236,9 @@ class Site:
     Attributes:
         title: Name for a reader.
         application: Documents of a running application; None without one.
+        place: Name among several dashboards on one address, which is the last part of the mount; empty for a single
+            one, and for the overview of all.
+        places: The names of all of them; none for a single one.
     """
 
     title: str
@@ -243,6 +249,8 @@ class Site:
     cache: BackgroundCache
     jobs: Jobs
     rates: Rates
+    place: str = ""
+    places: Sequence[str] = ()
 
     # --- the broker and the application --------------------------------------------------------
 
@@ -280,20 +288,36 @@ class Site:
         """Return a page in the frame of the dashboard."""
         session = self.access.session_of(call.request)
         is_signed_in = session is not None
-        may_change = self.access.allow_changes and is_signed_in
+        role = self.access.role_of(session)
+        may_change = self.access.allow_changes and is_signed_in and role is not Role.VIEWER
+        home = call.request.mount.removesuffix(place_path(self.place)) if self.place else call.request.mount
         frame = {
             "site": self,
+            "home": f"{home}/",
+            "places": [
+                (name, f"{home}{place_path(name)}/") for name in self.places if self.access.may_read(call.request)
+            ],
             "title": self.title if is_signed_in or not self.access.reads_need_token else "mqtemplate",
             "call": call,
             "url": call.url,
-            "pages": [each for each in _PAGES if self.source is not None or not each[2]],
+            "pages": self._pages(role),
             "is_signed_in": is_signed_in,
+            "account": None if session is None or session.account is None else session.account.access_key,
+            "role": role.value,
+            "has_accounts": self.access.has_accounts,
             "may_search": self.source is not None and self.access.may_read(call.request),
             "may_change": may_change,
+            "may_administer": may_change and role is Role.ADMIN,
             "form_token": "" if session is None else session.form_token,
             "theme": _theme(call),
         }
         return HttpResponse(status, render(template, frame | values), HTML)
+
+    def _pages(self, role: Role) -> list[tuple[str, str, bool]]:
+        """Return the pages of the navigation for a user with this role; none on the overview of several places."""
+        hidden = () if role is Role.ADMIN or not self.access.has_accounts else OF_ADMINS
+        shown = () if self.places and not self.place else _PAGES
+        return [each for each in shown if (self.source is not None or not each[2]) and each[0] not in hidden]
 
     def redirect(self, address: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return a redirect to another page, after a change."""
@@ -355,6 +379,11 @@ Page: TypeAlias = Callable[[Site, Call], HttpResponse]
 
 Routes: TypeAlias = dict[tuple[str, str], Page]
 """Method and path -> page."""
+
+
+def place_path(name: str) -> str:
+    """Return the path of one of several dashboards."""
+    return f"/at/{quote(name)}"
 
 
 def _theme(call: Call) -> str:

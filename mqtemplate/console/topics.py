@@ -14,6 +14,7 @@ from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.account import NoRightError
 from mqtemplate.operations.progress import behind_ms
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC
 
@@ -92,13 +93,13 @@ class LevelRow:
     """One delay level.
 
     Attributes:
-        stored: Messages that were delayed by it and still exist, delivered or not.
+        stored: Messages that were delayed by it and still exist, delivered or not; None if they may not be seen.
         last_stored_ms: Time of the last one (epoch ms); None if there are no messages.
     """
 
     level: int
     delay_ms: int
-    stored: int
+    stored: int | None
     last_stored_ms: int | None
 
 
@@ -107,13 +108,14 @@ def levels(site: Site, call: Call) -> HttpResponse:
     with site.reading() as access:
         known = access.admin.delay_levels_ms()
         by_level: dict[int, list[QueueSpan]] = {}
-        for span in _spans(access):
+        spans = _spans(access)
+        for span in spans or ():
             by_level.setdefault(span.queue.queue_id + 1, []).append(span)
         rows = [
             LevelRow(
                 level,
                 delay_ms,
-                sum(span.message_count for span in by_level.get(level, [])),
+                None if spans is None else sum(span.message_count for span in by_level.get(level, [])),
                 max((each.last_stored_ms or 0 for each in by_level.get(level, [])), default=0) or None,
             )
             for level, delay_ms in enumerate(known or access.broker.delay_levels_ms, start=1)
@@ -124,11 +126,14 @@ def levels(site: Site, call: Call) -> HttpResponse:
     return site.page(call, "levels.html", rows=rows, is_known=known is not None, retries=retries)
 
 
-def _spans(access: BrokerAccess) -> list[QueueSpan]:
+def _spans(access: BrokerAccess) -> list[QueueSpan] | None:
+    """Return the queues of the levels; None if an account may not see messages of all topics."""
     try:
         return access.admin.queue_spans(SCHEDULE_TOPIC)
     except UnknownNameError:  # a cluster creates it with its first delayed message
         return []
+    except NoRightError:
+        return None
 
 
 ROUTES: Routes = {("GET", "/topics"): topics, ("GET", "/groups"): groups, ("GET", "/levels"): levels}

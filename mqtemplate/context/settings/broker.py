@@ -142,7 +142,9 @@ class AccountSettings(Properties):
     secret_key: SecretStr
     """Secret key that signs the requests; it is never sent."""
     admin: bool = False
-    """True: all requests are allowed, administrative ones too."""
+    """True: all requests are allowed, administrative ones too; in the dashboard the role admin."""
+    role: Annotated[Literal["VIEWER", "OPERATOR"], UpperCase] = "VIEWER"
+    """In the dashboard, of an account without ``admin``: a viewer only reads, an operator changes messages too."""
     default_topic_perm: _Right = "DENY"
     """Permission on topics that are not in ``topic-perms``: PUB, SUB, PUB|SUB, or DENY."""
     default_group_perm: _Right = "DENY"
@@ -159,8 +161,8 @@ class AclSection(Properties):
     enabled: bool = False
     """True: one of the accounts must sign each request."""
     accounts: tuple[AccountSettings, ...] = ()
-    """A list; each has ``access-key``, ``secret-key``, ``admin``, ``default-topic-perm``, ``default-group-perm``,
-    ``topic-perms`` and ``group-perms``."""
+    """A list; each has ``access-key``, ``secret-key``, ``admin``, ``role``, ``default-topic-perm``,
+    ``default-group-perm``, ``topic-perms`` and ``group-perms``."""
     sign_routes: bool = False
     """True: requests for routes and addresses must be signed too. False: everyone who can connect learns the names of
     topics and the addresses of brokers, as from RocketMQ's name server; some clients never sign these requests."""
