@@ -348,9 +348,8 @@ def test_accounts_sign_in_and_a_removed_one_is_signed_out(tmp_path: Path) -> Non
         port = probe.getsockname()[1]
     management = f"  management: {{enabled: true, port: {port}, token: {TOKEN}, dashboard: {{enabled: true}}}}\n"
     config = tmp_path / "application.yml"
-    config.write_text(
-        ACCOUNTS + account("night-shift", "role: operator") + account("owner-1", "admin: true") + management
-    )
+    owner = account("owner-1", "admin: true") + management
+    config.write_text(ACCOUNTS + account("night-shift", "role: operator") + owner)
     keys = f"access_key=night-shift&secret_key={SECRET}&form_end=complete".encode()
     store = ("--store", str(tmp_path / "other" / "store"), "--config", str(tmp_path))
     with (
