@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         dashboard_wsgi_app,
         managed_dashboard,
     )
+    from mqtemplate.console.fleet import Fleet, Place
     from mqtemplate.console.server import (
         MOUNT,
         ManagementAddress,
@@ -35,10 +36,12 @@ __all__ = [
     "BrokerSource",
     "Dashboard",
     "DashboardServer",
+    "Fleet",
     "FolderSource",
     "ManagementAddress",
     "ManagementServer",
     "OpenSource",
+    "Place",
     "application_dashboard",
     "asgi_app",
     "check_installed",
@@ -66,6 +69,7 @@ __getattr__ = late_import(
         **dict.fromkeys(("application_dashboard", "dashboard_audit", "managed_dashboard"), _DASHBOARD),
         **dict.fromkeys(("MOUNT", "ManagementAddress", "ManagementServer", "check_installed"), _SERVER),
         "management_address": _SERVER,
+        **dict.fromkeys(("Fleet", "Place"), "mqtemplate.console.fleet"),
         **dict.fromkeys(("BrokerSource", "FolderSource", "OpenSource"), _SOURCES),
     },
 )

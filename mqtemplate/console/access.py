@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.http.exchange import HttpRequest, host_name
 from mqtemplate.http.tokens import SecretCheck, TokenAnswer, TokenCheck, checked_token, monotonic_ms
-from mqtemplate.operations.account import AccountRights
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Account, Role
+from mqtemplate.server.acl.settings import Account, AccountRole
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -58,6 +57,9 @@ class Access:
       has another secret key.
     - With the token all is allowed; an account has the rights of access control, and its role.
 
+    Attributes:
+        accounts: The accounts that may sign in beside the token; None: only the token.
+
     Args:
         token: Token of the link to sign in; by default a new random one.
         reads_need_token: Reading needs a session. False if something else protects the pages, such as a proxy.
@@ -82,7 +84,7 @@ class Access:
         self.allow_changes = allow_changes
         self.reads_need_token = reads_need_token
         self.allowed_hosts = tuple(name.lower() for name in (*LOOPBACK_HOSTS, *allowed_hosts))
-        self._accounts = accounts
+        self.accounts = accounts
         self._check = TokenCheck(self.token, clock)
         self._secrets = SecretCheck(clock)
         self._clock = clock
@@ -174,27 +176,25 @@ class Access:
     @property
     def has_accounts(self) -> bool:
         """True if accounts may sign in."""
-        return self._accounts is not None and any(not each.is_owner for each in self._accounts.accounts.values())
+        return self.accounts is not None and any(not each.is_owner for each in self.accounts.accounts.values())
 
-    def rights_of(self, session: Session | None) -> AccountRights | None:
-        """Return the rights of the account of a session; None for the token, and without a session."""
-        if session is None or session.account is None or self._accounts is None:
-            return None
-        return AccountRights(self._accounts, session.account.access_key)
+    def account_of(self, session: Session | None) -> Account | None:
+        """Return the account of a session as it is now; None for the token, and without a session."""
+        return None if session is None or session.account is None else self._account(session.account.access_key)
 
-    def role_of(self, session: Session | None) -> Role:
+    def role_of(self, session: Session | None) -> AccountRole:
         """Return the role in a session."""
-        rights = self.rights_of(session)
-        if rights is None:
-            return Role.VIEWER if session is None else Role.ADMIN
-        return rights.account.role
+        if session is not None and session.account is None:
+            return AccountRole.ADMIN
+        account = self.account_of(session)
+        return AccountRole.VIEWER if account is None else account.role
 
     def is_account(self, access_key: str) -> bool:
         """Return True if there is an account with this access key, which may sign in."""
         return self._account(access_key) is not None
 
     def _account(self, access_key: str) -> Account | None:
-        found = None if self._accounts is None else self._accounts.accounts.get(access_key)
+        found = None if self.accounts is None else self.accounts.accounts.get(access_key)
         return None if found is None or found.is_owner else found
 
     def _is_valid(self, account: Account) -> bool:

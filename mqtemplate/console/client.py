@@ -16,7 +16,7 @@ from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpRequest
-from mqtemplate.server.acl.settings import Role, group_need
+from mqtemplate.server.acl.settings import AccountRole, group_need
 from mqtemplate.topics import schedule_group
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class AccountActuator:
         }
         name = "deliveries" if path == "lateness" else path
         if name not in (*kept, "health"):
-            self._rights.check_role(Role.ADMIN, f"the document {path} of the application")
+            self._rights.check_role(AccountRole.ADMIN, f"the document {path} of the application")
         document = self._actuator.get(path)
         if name in kept and document is not None:
             document = {**document, name: [each for each in document[name] if kept[name](each)]}
@@ -223,7 +223,7 @@ class AccountActuator:
         Raises:
             NoRightError: The account may not change it.
         """
-        self._rights.check_role(Role.OPERATOR, "a change")
+        self._rights.check_role(AccountRole.OPERATOR, "a change")
         kind, _, name = path.partition("/")
         if kind == "listeners":
             found = next((each for each in self._actuator.get("listeners")[kind] if each["id"] == unquote(name)), None)

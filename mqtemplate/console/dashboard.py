@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.console import application, creation, dead_letters, delayed, messages, overview, topics
+from mqtemplate.console import application, dead_letters, delayed, messages, overview, topics
 from mqtemplate.console.access import Access
 from mqtemplate.console.actuator import Actuator
 from mqtemplate.console.cache import BackgroundCache, Rates
@@ -23,6 +23,7 @@ from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
 from mqtemplate.console.site import OF_ADMINS, ApplicationDocuments, Call, Page, Site, merged
 from mqtemplate.console.sources import AccountSource, BrokerSource, OpenSource
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.broker import acl_settings
 from mqtemplate.context.settings.features import ManagementSettings
 from mqtemplate.errors import (
     BrokerError,
@@ -43,7 +44,7 @@ from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.changes import LISTENER_SEEK, Change, UnconfirmedChangeError
 from mqtemplate.operations.undo import undo_change, why_not_undone
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Account, Role
+from mqtemplate.server.acl.settings import Account, AccountRole
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -171,7 +172,6 @@ _ROUTES = merged(
         delayed.ROUTES,
         dead_letters.ROUTES,
         application.ROUTES,
-        creation.ROUTES,
         {
             ("GET", "/jobs"): _show_job,
             ("POST", "/jobs/stop"): _stop_job,
@@ -265,7 +265,7 @@ class Dashboard:
             return self._sign_in(call, method, path)
         if not self._site.access.may_read(call.request):
             return self._site.page(call, "sign_in.html", 401, error="")
-        rights = self._site.access.rights_of(self._site.access.session_of(call.request))
+        rights = self._rights_of(call)
         page = self._routes.get((method, path))
         if page is None:
             known = any(route == path for _, route in _ROUTES)
@@ -277,19 +277,24 @@ class Dashboard:
             call.check_complete()
         if rights is not None:
             if method == "POST":
-                rights.check_role(Role.OPERATOR, "a change")
+                rights.check_role(AccountRole.OPERATOR, "a change")
             if path in (*OF_ADMINS, *_CHANGES_OF_ADMINS):
-                rights.check_role(Role.ADMIN, "this page")
+                rights.check_role(AccountRole.ADMIN, "this page")
             named = call.field if method == "POST" else call.text
             rights.check_names(named("topic"), named("group"))
-        return page(self.site_of(rights), call)
+        return page(self.site_of(call), call)
 
-    def site_of(self, rights: AccountRights | None) -> Site:
-        """Return the dashboard as an account sees it, with values of its own: others may see more.
+    def _rights_of(self, call: Call) -> AccountRights | None:
+        """Return the rights of the account that has signed in; None for the token, and without a sign-in."""
+        access = self._site.access
+        account = access.account_of(access.session_of(call.request))
+        if account is None or access.accounts is None:
+            return None
+        return AccountRights(access.accounts, account.access_key)
 
-        Args:
-            rights: None: all of it.
-        """
+    def site_of(self, call: Call) -> Site:
+        """Return the dashboard as the user of a request sees it; for an account with values of its own."""
+        rights = self._rights_of(call)
         if rights is None:
             return self._site
         account, of_accounts = rights.account, self._of_accounts
@@ -302,7 +307,7 @@ class Dashboard:
 
     def _new_site(self, rights: AccountRights) -> Site:
         site, name = self._site, rights.access_key
-        if rights.account.role is Role.ADMIN:
+        if rights.account.role is AccountRole.ADMIN:
             return dataclasses.replace(site, audit=site.audit.of(name))
         return dataclasses.replace(
             site,
@@ -475,7 +480,5 @@ def application_dashboard(broker: Broker, settings: AppSettings, actuator: Actua
     management = settings.mqtemplate.management
     accounts = None
     if settings.mqtemplate.server.acl.enabled:
-        from mqtemplate.running.server import acl_settings  # it loads the server
-
         accounts = AccessControl(acl_settings(settings.mqtemplate.server.acl))
     return managed_dashboard(broker, actuator, management, management.name or broker.name, accounts)

@@ -75,7 +75,6 @@ class Fleet:
     ) -> None:
         names = tuple(places)
         new = partial(Dashboard, access=access, audit=audit, places=names, clock=clock)
-        self._access = access
         self._dashboards = {
             name: new(each.source, each.application, title=name, place=name) for name, each in places.items()
         }
@@ -107,8 +106,7 @@ class Fleet:
 
     def _overview(self, site: Site, call: Call) -> HttpResponse:
         """Return the page of all places with their problems."""
-        rights = self._access.rights_of(self._access.session_of(call.request))
-        found = [_summary(call, name, each.site_of(rights)) for name, each in self._dashboards.items()]
+        found = [_summary(call, name, each.site_of(call)) for name, each in self._dashboards.items()]
         return site.page(call, "fleet.html", places_found=found, is_read=all(each.is_read for each in found))
 
 

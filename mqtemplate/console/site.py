@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -21,7 +21,7 @@ from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import AuditLog
 from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.changes import Change, UnconfirmedChangeError, carry_out, check_confirmed
-from mqtemplate.server.acl.settings import Role
+from mqtemplate.server.acl.settings import AccountRole
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
@@ -124,6 +124,17 @@ class Call:
         if len(found) > 1:
             raise MessageError(f"the form has {name} {len(found)} times, allowed is once")
         return found[0] if found else ""
+
+    def needed_field(self, name: str) -> str:
+        """Return the value of a field of the form, without spaces at its ends.
+
+        Raises:
+            MessageError: It is empty.
+        """
+        value = self.field(name).strip()
+        if not value:
+            raise MessageError(f"the field {name} is empty; fill it in")
+        return value
 
     def fields(self, name: str) -> list[str]:
         """Return all values of a field of the form."""
@@ -289,7 +300,7 @@ class Site:
         session = self.access.session_of(call.request)
         is_signed_in = session is not None
         role = self.access.role_of(session)
-        may_change = self.access.allow_changes and is_signed_in and role is not Role.VIEWER
+        may_change = self.access.allow_changes and is_signed_in and role is not AccountRole.VIEWER
         home = call.request.mount.removesuffix(place_path(self.place)) if self.place else call.request.mount
         frame = {
             "site": self,
@@ -307,15 +318,15 @@ class Site:
             "has_accounts": self.access.has_accounts,
             "may_search": self.source is not None and self.access.may_read(call.request),
             "may_change": may_change,
-            "may_administer": may_change and role is Role.ADMIN,
+            "may_administer": may_change and role is AccountRole.ADMIN,
             "form_token": "" if session is None else session.form_token,
             "theme": _theme(call),
         }
         return HttpResponse(status, render(template, frame | values), HTML)
 
-    def _pages(self, role: Role) -> list[tuple[str, str, bool]]:
+    def _pages(self, role: AccountRole) -> list[tuple[str, str, bool]]:
         """Return the pages of the navigation for a user with this role; none on the overview of several places."""
-        hidden = () if role is Role.ADMIN or not self.access.has_accounts else OF_ADMINS
+        hidden = () if role is AccountRole.ADMIN or not self.access.has_accounts else OF_ADMINS
         shown = () if self.places and not self.place else _PAGES
         return [each for each in shown if (self.source is not None or not each[2]) and each[0] not in hidden]
 
@@ -400,3 +411,62 @@ def merged(routes: Sequence[Routes]) -> Routes:
         assert not found.keys() & each.keys(), "two pages have one path"
         found |= each
     return found
+
+
+# --- changes with a preview ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeForm:
+    """A change that a form describes.
+
+    Attributes:
+        build: Returns the change as it is now.
+        heading: Title of the preview, and its button.
+        fields: Names of the fields of the form.
+        back: Address of the page to go back to.
+        after: Address of the page after the change.
+    """
+
+    build: Callable[[BrokerAccess], Change]
+    heading: str
+    fields: Sequence[str]
+    back: str
+    after: str
+
+
+def change_pages(path: str, read: Callable[[Call], ChangeForm]) -> Routes:
+    """Return two pages: the preview of a change, below the path, and the change itself.
+
+    Args:
+        read: Reads the form.
+    """
+
+    def preview(site: Site, call: Call) -> HttpResponse:
+        return _change_preview(site, call, read(call), path)
+
+    def apply(site: Site, call: Call) -> HttpResponse:
+        form = read(call)
+        again = partial(_change_preview, site, call, form, path)
+        return site.start_change(call, form.build, form.after, again)
+
+    return {("POST", f"{path}/preview"): preview, ("POST", path): apply}
+
+
+def _change_preview(site: Site, call: Call, form: ChangeForm, path: str, problem: str = "") -> HttpResponse:
+    with site.reading() as access:
+        change = form.build(access)
+        shown, title = change.preview, change.title
+    return site.page(
+        call,
+        "change_preview.html",
+        409 if problem else 200,
+        heading=form.heading,
+        request=title,
+        preview=shown,
+        problem=problem,
+        address=call.url(path),
+        fields=call.given_fields(*form.fields),
+        button=form.heading,
+        back=form.back,
+    )

@@ -15,7 +15,7 @@ from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.operations.access import BrokerAccess, StoreAccess
-from mqtemplate.operations.account import AccountAccess, AccountRights
+from mqtemplate.operations.account import AccountBroker, AccountRights
 
 
 class BrokerSource(ABC):
@@ -121,7 +121,8 @@ class ClusterSource(BrokerSource):
         return False
 
     def close(self) -> None:
-        self._broker.close()
+        with self._lock:  # not while a reader connects
+            self._broker.close()
 
 
 class AccountSource(BrokerSource):
@@ -136,12 +137,12 @@ class AccountSource(BrokerSource):
     @contextmanager
     def reading(self) -> Iterator[BrokerAccess]:
         with self._source.reading() as access:
-            yield AccountAccess(access, self._rights)
+            yield BrokerAccess(AccountBroker(access.broker, self._rights))
 
     @contextmanager
     def changing(self) -> Iterator[BrokerAccess]:
         with self._source.changing() as access:
-            yield AccountAccess(access, self._rights)
+            yield BrokerAccess(AccountBroker(access.broker, self._rights))
 
     @property
     def is_snapshot(self) -> bool:

@@ -25,12 +25,11 @@ from mqtemplate.broker import (
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Account, Need, Right, Role, group_need, topic_need
+from mqtemplate.server.acl.settings import Account, AccountRole, Need, Right, group_need, topic_need
 from mqtemplate.services import Service
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, MARKS_TOPIC, is_broker_topic
 
@@ -113,7 +112,7 @@ class AccountRights:
         if group:
             self.check(group_need(group))
 
-    def check_role(self, needed: Role, action: str) -> None:
+    def check_role(self, needed: AccountRole, action: str) -> None:
         """Check the role.
 
         Args:
@@ -122,10 +121,10 @@ class AccountRights:
         Raises:
             NoRightError: The account has a lesser one.
         """
-        account, order = self.account, list(Role)
+        account, order = self.account, list(AccountRole)
         if order.index(account.role) >= order.index(needed):
             return
-        how = "admin: true" if needed is Role.ADMIN else f"role: {needed.value}"
+        how = "admin: true" if needed is AccountRole.ADMIN else f"role: {needed.value}"
         raise NoRightError(
             f"account {self.access_key!r} has the role {account.role.value}, and {action} needs the role "
             f"{needed.value}; an administrator sets {how} in {_WHERE}"
@@ -137,7 +136,7 @@ class AccountRights:
         Raises:
             NoRightError: It may not.
         """
-        self.check_role(Role.OPERATOR, "a change")
+        self.check_role(AccountRole.OPERATOR, "a change")
         self.check(topic_need(topic, Right.PUB))
 
     def sees(self, message: MessageExt) -> bool:
@@ -159,24 +158,10 @@ def _is_shared(topic: str) -> bool:
     return is_broker_topic(topic) or topic == MARKS_TOPIC
 
 
-class AccountAccess(BrokerAccess):
-    """The administration of a broker for one account. Lists have what the account may see; the rest is refused."""
-
-    def __init__(self, access: BrokerAccess, rights: AccountRights) -> None:
-        super().__init__(AccountBroker(access.broker, rights))
-        self._access = access
-        self._rights = rights
-
-    def open_for_changes(self) -> Broker:
-        self._rights.check_role(Role.OPERATOR, "a change")
-        return AccountBroker(self._access.open_for_changes(), self._rights)
-
-    def refresh(self) -> None:
-        self._access.refresh()
-
-
 class AccountBroker(Broker):
     """A started broker for one account. It is not started and not closed here.
+
+    Lists have what the account may see; the rest is refused. It has no path: the figures of a folder are of all topics.
 
     Args:
         broker: The broker itself.
@@ -185,7 +170,7 @@ class AccountBroker(Broker):
     def __init__(self, broker: Broker, rights: AccountRights) -> None:
         self._broker, self._rights = broker, rights
         self.name, self.clock, self.capabilities = broker.name, broker.clock, broker.capabilities
-        self.is_embedded, self.path = broker.is_embedded, broker.path
+        self.is_embedded = broker.is_embedded
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:
@@ -225,16 +210,13 @@ class AccountBroker(Broker):
     def close(self) -> None:
         """Do nothing: others use the broker."""
 
-    def outage(self) -> str | None:
-        return self._broker.outage()
-
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         self._rights.check(topic_need(topic, _EITHER))
         return self._broker.queues(topic)
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         if topic != MARKS_TOPIC:
-            self._rights.check_role(Role.ADMIN, "creating a topic")
+            self._rights.check_role(AccountRole.ADMIN, "creating a topic")
         self._broker.create_topic(topic, queue_count)
 
     def topic_names(self) -> Sequence[str]:
@@ -247,7 +229,8 @@ class AccountBroker(Broker):
         return _AccountAdmin(self._broker.admin(), self._rights)
 
     def store_health(self) -> StoreHealth | None:
-        return self._broker.store_health()
+        found = self._broker.store_health()
+        return None if found is None else dataclasses.replace(found, disk=None)  # its figures are of all topics
 
     def retention_holds(self) -> Sequence[RetentionHold]:
         return [hold for hold in self._broker.retention_holds() if self._rights.may_use(hold.group)]
@@ -269,7 +252,8 @@ class _AccountAdmin(BrokerAdmin):
         return {name: kind for name, kind in self._admin.topic_kinds().items() if self._rights.may_list(name)}
 
     def delay_levels_ms(self) -> Sequence[int] | None:
-        return self._admin.delay_levels_ms()
+        found = self._admin.delay_levels_ms()
+        return None if found is None else tuple(found)
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         if topic != MARKS_TOPIC:  # of its messages only the visible ones are read
@@ -277,7 +261,7 @@ class _AccountAdmin(BrokerAdmin):
         return self._admin.queue_spans(topic)
 
     def delete_topic(self, topic: str) -> None:
-        self._rights.check_role(Role.ADMIN, "deleting a topic")
+        self._rights.check_role(AccountRole.ADMIN, "deleting a topic")
         self._admin.delete_topic(topic)
 
     def groups_of(self, topic: str) -> list[str]:
@@ -301,14 +285,14 @@ class _AccountAdmin(BrokerAdmin):
         return self._seen(self._admin.progress(group, topic))
 
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        self._rights.check_role(Role.OPERATOR, "a change")
+        self._rights.check_role(AccountRole.OPERATOR, "a change")
         self._rights.check(group_need(group))
         for topic in {queue.topic for queue in offsets}:
             self._rights.check(topic_need(topic, Right.SUB))
         self._admin.set_offsets(group, offsets)
 
     def forget_group(self, group: str) -> None:
-        self._rights.check_role(Role.ADMIN, "deleting a group")
+        self._rights.check_role(AccountRole.ADMIN, "deleting a group")
         self._admin.forget_group(group)
 
 
@@ -398,7 +382,7 @@ class _AccountSends(MessageSends):
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         if message.topic == MARKS_TOPIC:  # its key is the group of the dead letters
-            self._rights.check_role(Role.OPERATOR, "a change")
+            self._rights.check_role(AccountRole.OPERATOR, "a change")
             self._rights.check(group_need(message.properties.get(Property.KEYS, "")))
         else:
             self._rights.check_change(message.topic)
@@ -431,7 +415,7 @@ class _AccountDelayed(DelayedMessages):
         if reached is not None:
             self._rights.check_change(reached)
             return
-        self._rights.check_role(Role.OPERATOR, "a change")
+        self._rights.check_role(AccountRole.OPERATOR, "a change")
         self._rights.check(Need("topic", None, Right.PUB))
 
     def pending(

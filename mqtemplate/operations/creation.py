@@ -86,9 +86,7 @@ class TopicCreated(Change):
     def preview(self) -> ChangePreview:
         undo = "Queues cannot be removed again." if self._before else "It can be undone: the topic is deleted again."
         notes = ("Consumers get other queues, and for a moment messages of one key may be in two.",)
-        return ChangePreview(
-            count=0, noun="message", has_effect=True, undo=undo, notes=notes if self._before else ()
-        )
+        return ChangePreview(count=0, noun="message", has_effect=True, undo=undo, notes=notes if self._before else ())
 
     def old_values(self) -> Iterator[OldValue]:
         yield from ()
@@ -191,9 +189,7 @@ class GroupCreated(Change):
         topics = {str(self.target["topic"]): self._unread} if self._unread else {}
         notes = ("Retention keeps the messages of the topic until the group has consumed them.",)
         undo = "It can be undone: the group is forgotten again."
-        return ChangePreview(
-            count=self._unread, noun="message", topics=topics, has_effect=True, notes=notes, undo=undo
-        )
+        return ChangePreview(count=self._unread, noun="message", topics=topics, has_effect=True, notes=notes, undo=undo)
 
     def old_values(self) -> Iterator[OldValue]:
         yield from ()

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
+from mqtemplate.context.settings.broker import ServerSettings, ServerTlsSettings, acl_settings
 from mqtemplate.context.settings.rocketmq import EmbeddedStore
 from mqtemplate.context.settings.source import read_again
 from mqtemplate.errors import ConfigurationError
@@ -20,7 +20,7 @@ from mqtemplate.processes import prompt_threads
 from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.running.reload import LOG_LEVEL, ConfigReload, ReloadablePart, delay_levels
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Account, AclSettings, Right, Role
+from mqtemplate.server.acl.settings import Account, AclSettings
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
@@ -123,23 +123,6 @@ def _tls(tls: ServerTlsSettings) -> ServerTls | None:
     )
 
 
-def acl_settings(acl: AclSection, own: Account | None = None) -> AclSettings | None:
-    """Return the access control of the settings; None if it is disabled.
-
-    Args:
-        own: As for `local_cluster`.
-    """
-    if not acl.enabled and own is None:
-        return None
-    accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
-    return AclSettings(
-        accounts=tuple(accounts),
-        replay_window_ms=acl.replay_window_ms,
-        sign_routes=acl.sign_routes,
-        is_private=not acl.enabled,
-    )
-
-
 def accounts_part(access: AccessControl) -> ReloadablePart:
     """Return the part of a program that has the accounts of the settings and no server."""
 
@@ -147,19 +130,6 @@ def accounts_part(access: AccessControl) -> ReloadablePart:
         access.change_accounts(acl_settings(settings.mqtemplate.server.acl) or AclSettings())
 
     return ReloadablePart(("mqtemplate.server.acl",), use_accounts)
-
-
-def _account(account: AccountSettings) -> Account:
-    return Account(
-        access_key=account.access_key,
-        secret_key=account.secret_key.get_secret_value(),
-        admin=account.admin,
-        role=Role[account.role],
-        default_topic_perm=Right.parse(account.default_topic_perm),
-        default_group_perm=Right.parse(account.default_group_perm),
-        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
-        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
-    )
 
 
 _ANY_PORT = HostAddress("127.0.0.1", 0)

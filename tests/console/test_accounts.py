@@ -13,13 +13,13 @@ import pytest
 from mqtemplate.console.dashboard import _ROUTES
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Account, AclSettings, Right, Role
+from mqtemplate.server.acl.settings import Account, AccountRole, AclSettings, Right
 from tests.console.pages import COMPLETE, TOKEN, Answer, Shop, open_shop
 
 SECRET = "s3cret-of-all"
 ORDERS = {"orders": Right.PUB | Right.SUB}
 VIEWER = Account(access_key="view-orders", secret_key=SECRET, topic_perms=ORDERS, group_perms={"billing": Right.SUB})
-OPERATOR = replace(VIEWER, access_key="run-orders", role=Role.OPERATOR)
+OPERATOR = replace(VIEWER, access_key="run-orders", role=AccountRole.OPERATOR)
 ADMIN = Account(access_key="all-of-it", secret_key=SECRET, admin=True)
 INTERNAL = Account(access_key="run-0123", secret_key=SECRET, admin=True, is_owner=True)
 
@@ -138,8 +138,8 @@ def test_changed_rights_apply_to_the_next_request(guest: Shop, accounts: AccessC
 
 def test_the_role_admin_needs_admin_true() -> None:
     with pytest.raises(ConfigurationError, match="has role admin, and admin is false; set admin: true, or give the"):
-        replace(VIEWER, role=Role.ADMIN)
-    assert ADMIN.role is Role.ADMIN
+        replace(VIEWER, role=AccountRole.ADMIN)
+    assert ADMIN.role is AccountRole.ADMIN
 
 
 # --- what an account sees -----------------------------------------------------------------------

@@ -8,9 +8,9 @@ import dataclasses
 import ipaddress
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlsplit
@@ -49,6 +49,131 @@ def _refuse_token(option: typer.CallbackParam, value: str | None) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ShownPlaces:
+    """Options that name the brokers and the applications of a dashboard.
+
+    Attributes:
+        application_token: The option of earlier versions: it is refused with what to do instead.
+    """
+
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="FOLDER", help="store directory; the same as -n embedded:FOLDER")
+    ] = None
+    name_server: Annotated[
+        list[str],
+        typer.Option(
+            "--name-server",
+            "-n",
+            metavar="[NAME=]NAME-SERVER",
+            help="a broker, as 'host:port;host:port' or 'embedded:FOLDER' (default: rocketmq.name-server of "
+            "application.yml); may be repeated",
+        ),
+    ] = field(default_factory=list)
+    application: Annotated[
+        list[str],
+        typer.Option(
+            "--app",
+            "--url",
+            metavar="[NAME=]URL",
+            help="actuator of a running application: listeners, lateness; may be repeated. With several, an "
+            "application and a broker of one name are shown together",
+        ),
+    ] = field(default_factory=list)
+    application_token_file: Annotated[
+        list[str],
+        typer.Option("--app-token-file", metavar="[NAME=]FILE", help=f"for the application: {_TOKEN_FILE_HELP}"),
+    ] = field(default_factory=list)
+    application_token: Annotated[str | None, typer.Option("--app-token", hidden=True, callback=_refuse_token)] = None
+
+    @contextmanager
+    def pages(self, call: CommandCall, access: Access, audit: AuditLog) -> Iterator[ServedPages]:
+        """Yield the pages: of one broker, one application or both, or of several under their names."""
+        from mqtemplate.console.dashboard import Dashboard
+        from mqtemplate.console.fleet import Fleet
+
+        name_servers, applications = _named("--name-server", self.name_server), _named("--app", self.application)
+        if self.store is not None:
+            if name_servers:
+                raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
+            call = dataclasses.replace(call, folder=self.store)
+        if len(name_servers) > 1 or len(applications) > 1:
+            yield Fleet(self._places(call, name_servers, applications), access=access, audit=audit)
+            return
+        [url] = applications.values() or [None]
+        [name_server] = name_servers.values() or [None]
+        call = dataclasses.replace(call, name_server=name_server)
+        with _source(call, needed=url is None) as source:
+            documents = None if url is None else self._actuator(call, next(iter(applications)), url, applications)
+            yield Dashboard(source, documents, access=access, audit=audit, title=_title(source, url))
+
+    def _places(
+        self, call: CommandCall, name_servers: Mapping[str, str], applications: Mapping[str, str]
+    ) -> dict[str, Place]:
+        from mqtemplate.console.fleet import Place
+
+        found: dict[str, Place] = {}
+        if call.folder is not None:
+            found["store"] = Place(source=_late_source(call))
+        for name, name_server in name_servers.items():
+            found[name] = Place(source=_late_source(dataclasses.replace(call, name_server=name_server)))
+        for name, url in applications.items():
+            source = found[name].source if name in found else None
+            found[name] = Place(source, self._actuator(call, name, url, applications))
+        return found
+
+    def _actuator(self, call: CommandCall, name: str, url: str, applications: Mapping[str, str]) -> ActuatorClient:
+        if not url.startswith(("http://", "https://")):
+            raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
+        files = _named("--app-token-file", self.application_token_file)
+        others = [file for other, file in files.items() if other not in applications]
+        file = files.get(name) or (others[0] if others else None)
+        return ActuatorClient(url, _token_of(call, None if file is None else Path(file)))
+
+
+_PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.DOTALL)
+_NOT_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def _named(option: str, values: Sequence[str]) -> dict[str, str]:
+    """Return the values of an option by their names; without one, it comes from the value.
+
+    Raises:
+        typer.BadParameter: Two have one name.
+    """
+    found: dict[str, str] = {}
+    for each in filter(str.strip, values):  # a variable of the shell may not be set
+        given = _PLACE.fullmatch(each)
+        value = each if given is None else given[2]
+        name = given[1] if given else _NOT_NAME.sub("-", urlsplit(value).netloc or value).strip("-.")[:64] or "broker"
+        if name in found:
+            raise typer.BadParameter(
+                f"{name} is given twice; give each a name of its own, as {option} {name}-2={masked_text(value)}",
+                param_hint=option,
+            )
+        found[name] = value
+    return found
+
+
+def _late_source(call: CommandCall) -> BrokerSource:
+    """Return one of several brokers: a cluster that does not answer must not stop the others."""
+    from mqtemplate.console.sources import ClusterSource, FolderSource
+
+    settings = call.settings()
+    cluster = cluster_of(settings)
+    if cluster is not None:
+        return ClusterSource(cluster, str(call.name_server or settings.rocketmq.name_server))
+    if settings.store_path is None:
+        raise ConfigurationError(_NO_MEMORY)
+    return FolderSource(Path(settings.store_path), settings.mqtemplate.broker)
+
+
+_NO_MEMORY = (
+    "the broker in memory ends with its process, so the dashboard cannot see it; give --store FOLDER, "
+    "--name-server host:port, or --app URL"
+)
+
+
 @command(
     TOP,
     "dashboard",
@@ -60,34 +185,7 @@ def _refuse_token(option: typer.CallbackParam, value: str | None) -> None:
 )
 def dashboard(
     call: CommandCall,
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="FOLDER", help="store directory; the same as -n embedded:FOLDER")
-    ] = None,
-    name_server: Annotated[
-        list[str],
-        typer.Option(
-            "--name-server",
-            "-n",
-            metavar="[NAME=]NAME-SERVER",
-            help="a broker, as 'host:port;host:port' or 'embedded:FOLDER' (default: rocketmq.name-server of "
-            "application.yml); may be repeated",
-        ),
-    ] = [],  # noqa: B006 - typer copies it
-    application: Annotated[
-        list[str],
-        typer.Option(
-            "--app",
-            "--url",
-            metavar="[NAME=]URL",
-            help="actuator of a running application: listeners, lateness; may be repeated. With several, an "
-            "application and a broker of one name are shown together",
-        ),
-    ] = [],  # noqa: B006
-    application_token_file: Annotated[
-        list[str],
-        typer.Option("--app-token-file", metavar="[NAME=]FILE", help=f"for the application: {_TOKEN_FILE_HELP}"),
-    ] = [],  # noqa: B006
-    application_token: Annotated[str | None, typer.Option("--app-token", hidden=True, callback=_refuse_token)] = None,
+    places: ShownPlaces = ShownPlaces(),
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="numeric address to listen on")] = _LOOPBACK,
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one")] = 8090,
     allow_changes: Annotated[
@@ -125,16 +223,17 @@ def dashboard(
             allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
             accounts=accounts,
         )
-        chosen = ShownPlaces(call, store, name_server, application, application_token_file)
-        pages = closing.enter_context(chosen.pages(access, dashboard_audit(audit_path, SystemClock())))
+        audit = dashboard_audit(audit_path, SystemClock())
+        pages = closing.enter_context(places.pages(call, access, audit))
         _serve(DashboardServer(pages, host, port), access, is_loopback=is_loopback, audit=audit_path)
 
 
 @contextmanager
 def _accounts(call: CommandCall) -> Iterator[AccessControl | None]:
     """Yield the accounts of the configuration, which follow its changes; None if access control is off."""
+    from mqtemplate.context.settings.broker import acl_settings
     from mqtemplate.running.reload import ConfigReload
-    from mqtemplate.running.server import accounts_part, acl_settings
+    from mqtemplate.running.server import accounts_part
     from mqtemplate.server.acl.access import AccessControl
 
     settings = call.settings()
@@ -145,115 +244,6 @@ def _accounts(call: CommandCall) -> Iterator[AccessControl | None]:
     reload = ConfigReload(settings, call.settings, [accounts_part(accounts)], sections=("mqtemplate.server.acl.",))
     with reload.running():
         yield accounts
-
-
-_PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.DOTALL)
-_NOT_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class ShownPlaces:
-    """Brokers and applications that the options of ``dashboard`` name.
-
-    Args:
-        store: Store directory; the same as a further name server ``embedded:FOLDER``.
-        name_servers: Name servers, each with a name and ``=`` before it, or without.
-        applications: URLs of actuators, likewise.
-        token_files: Files with the tokens of applications, likewise; one without a name is for all others.
-
-    Raises:
-        typer.BadParameter: A name is given twice.
-    """
-
-    def __init__(
-        self,
-        call: CommandCall,
-        store: str | None,
-        name_servers: Sequence[str],
-        applications: Sequence[str],
-        token_files: Sequence[str],
-    ) -> None:
-        if store is not None and name_servers:
-            raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
-        self._call = call if store is None else dataclasses.replace(call, folder=store)
-        self._name_servers = _named("--name-server", name_servers)
-        self._applications = _named("--app", applications)
-        self._token_files = _named("--app-token-file", token_files)
-
-    @contextmanager
-    def pages(self, access: Access, audit: AuditLog) -> Iterator[ServedPages]:
-        """Yield the pages: of one broker, one application or both, or of several under their names."""
-        from mqtemplate.console.dashboard import Dashboard
-        from mqtemplate.console.fleet import Fleet
-
-        if len(self._name_servers) > 1 or len(self._applications) > 1:
-            yield Fleet(self._places(), access=access, audit=audit)
-            return
-        [url] = self._applications.values() or [None]
-        [name_server] = self._name_servers.values() or [None]
-        call = dataclasses.replace(self._call, name_server=name_server)
-        with _source(call, needed=url is None) as source:
-            documents = None if url is None else self._actuator(next(iter(self._applications)), url)
-            yield Dashboard(source, documents, access=access, audit=audit, title=_title(source, url))
-
-    def _places(self) -> dict[str, Place]:
-        from mqtemplate.console.fleet import Place
-
-        found: dict[str, Place] = {}
-        if self._call.folder is not None:
-            found["store"] = Place(source=_late_source(self._call))
-        for name, name_server in self._name_servers.items():
-            found[name] = Place(source=_late_source(dataclasses.replace(self._call, name_server=name_server)))
-        for name, url in self._applications.items():
-            source = found[name].source if name in found else None
-            found[name] = Place(source, self._actuator(name, url))
-        return found
-
-    def _actuator(self, name: str, url: str) -> ActuatorClient:
-        if not url.startswith(("http://", "https://")):
-            raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
-        named = self._token_files.get(name)
-        others = [file for other, file in self._token_files.items() if other not in self._applications]
-        file = named or (others[0] if others else None)
-        return ActuatorClient(url, _token_of(self._call, None if file is None else Path(file)))
-
-
-def _named(option: str, values: Sequence[str]) -> dict[str, str]:
-    """Return the values of an option by their names; without one, the name is made of the value.
-
-    Raises:
-        typer.BadParameter: Two have one name.
-    """
-    found: dict[str, str] = {}
-    for each in filter(str.strip, values):  # a variable of the shell may not be set
-        given = _PLACE.fullmatch(each)
-        value = each if given is None else given[2]
-        name = given[1] if given else _NOT_NAME.sub("-", urlsplit(value).netloc or value).strip("-.")[:64] or "broker"
-        if name in found:
-            raise typer.BadParameter(
-                f"{name} is given twice; give each a name of its own, as {option} {name}-2={masked_text(value)}",
-                param_hint=option,
-            )
-        found[name] = value
-    return found
-
-
-def _late_source(call: CommandCall) -> BrokerSource:
-    """Return one of several brokers: a cluster that does not answer must not stop the others."""
-    from mqtemplate.console.sources import ClusterSource, FolderSource
-
-    settings = call.settings()
-    cluster = cluster_of(settings)
-    if cluster is not None:
-        return ClusterSource(cluster, str(call.name_server or settings.rocketmq.name_server))
-    if settings.store_path is None:
-        raise ConfigurationError(_NO_MEMORY)
-    return FolderSource(Path(settings.store_path), settings.mqtemplate.broker)
-
-
-_NO_MEMORY = (
-    "the broker in memory ends with its process, so the dashboard cannot see it; give --store FOLDER, "
-    "--name-server host:port, or --app URL"
-)
 
 
 def _is_loopback(host: str) -> bool:

@@ -204,7 +204,7 @@ def _accounts(settings: AppSettings, cluster: LocalCluster[EmbeddedBroker] | Non
     """Return the accounts of the server for the workers; those of the settings if another server has them."""
     if cluster is not None:
         return cluster.broker.core.access
-    from mqtemplate.running.server import acl_settings
+    from mqtemplate.context.settings.broker import acl_settings
     from mqtemplate.server.acl.access import AccessControl
 
     return AccessControl(acl_settings(settings.mqtemplate.server.acl))

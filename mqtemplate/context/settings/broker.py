@@ -35,6 +35,7 @@ from mqtemplate.delay.settings import DelayLevels, TopicShape
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
+from mqtemplate.server.acl.settings import Account, AccountRole, AclSettings, Right
 from mqtemplate.server.state.settings import ServerOptions
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic
@@ -178,6 +179,36 @@ class AclSection(Properties):
         if self.enabled and not self.accounts:
             raise ContradictionError("is true, but there are no accounts: no client could connect", "enabled")
         return self
+
+
+def acl_settings(acl: AclSection, own: Account | None = None) -> AclSettings | None:
+    """Return the access control of the settings; None if it is disabled.
+
+    Args:
+        own: A further account. With it access control is on in any case.
+    """
+    if not acl.enabled and own is None:
+        return None
+    accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
+    return AclSettings(
+        accounts=tuple(accounts),
+        replay_window_ms=acl.replay_window_ms,
+        sign_routes=acl.sign_routes,
+        is_private=not acl.enabled,
+    )
+
+
+def _account(account: AccountSettings) -> Account:
+    return Account(
+        access_key=account.access_key,
+        secret_key=account.secret_key.get_secret_value(),
+        admin=account.admin,
+        role=AccountRole[account.role],
+        default_topic_perm=Right.parse(account.default_topic_perm),
+        default_group_perm=Right.parse(account.default_group_perm),
+        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
+    )
 
 
 class ServerTlsSettings(Properties):

@@ -40,8 +40,8 @@ class Right(Flag):
         return "|".join(right.name or "" for right in Right if right in self) if self else "DENY"
 
 
-class Role(Enum):
-    """Role of an account in the dashboard. Each has the rights of the ones before it.
+class AccountRole(Enum):
+    """AccountRole of an account in the dashboard. Each has the rights of the ones before it.
 
     A viewer reads what its rights to topics and groups allow, an operator also changes messages and offsets there, and
     an admin does everything, on all topics and groups.
@@ -91,7 +91,7 @@ class Account:
     Attributes:
         secret_key: Key that requests are signed with. It is neither sent nor shown.
         admin: True if the account has all rights, administration included.
-        role: Role in the dashboard; of an account with *admin* it is always ``Role.ADMIN``.
+        role: AccountRole in the dashboard; of an account with *admin* it is always ``AccountRole.ADMIN``.
         default_topic_perm: Rights to topics that are not in *topic_perms*. They do not include the topics in which the
             broker stores messages of other topics: delayed messages, half messages. Of the trace topic they include PUB
             only: clients with tracing send to it, and it has the ids and keys of all topics.
@@ -111,12 +111,12 @@ class Account:
     topic_perms: Mapping[str, Right] = field(default_factory=dict)
     group_perms: Mapping[str, Right] = field(default_factory=dict)
     is_owner: bool = False
-    role: Role = Role.VIEWER
+    role: AccountRole = AccountRole.VIEWER
 
     def __post_init__(self) -> None:
         if self.admin:
-            object.__setattr__(self, "role", Role.ADMIN)
-        elif self.role is Role.ADMIN:
+            object.__setattr__(self, "role", AccountRole.ADMIN)
+        elif self.role is AccountRole.ADMIN:
             raise ConfigurationError(
                 f"account {self.access_key!r} has role admin, and admin is false; set admin: true, or give the role "
                 "viewer or operator"
