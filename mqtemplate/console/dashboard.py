@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock, SystemClock
@@ -17,10 +17,11 @@ from mqtemplate.console.access import Access
 from mqtemplate.console.actuator import Actuator
 from mqtemplate.console.cache import BackgroundCache, Rates
 from mqtemplate.console.client import AccountActuator, LocalActuator
+from mqtemplate.console.fleet import Fleet, Place
 from mqtemplate.console.jobs import Jobs, JobState
 from mqtemplate.console.rendering import STATIC_TYPES, compile_templates, static_files
 from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
-from mqtemplate.console.site import OF_ADMINS, ApplicationDocuments, Call, Page, Site, merged
+from mqtemplate.console.site import OF_ADMINS, ApplicationDocuments, Call, Page, ServedPages, Site, merged
 from mqtemplate.console.sources import AccountSource, BrokerSource, OpenSource
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker import acl_settings
@@ -399,17 +400,14 @@ def dashboard_audit(path: Path | None, clock: Clock) -> AuditLog:
     return AuditLog(path, clock, event=partial(_log.warning, "dashboard.changed"))
 
 
-class ServedPages(Protocol):
-    """Pages that a server of their own serves: one dashboard, or several."""
-
-    def prepare(self) -> None:
-        """Do what would delay the first page."""
-
-    def handle(self, request: HttpRequest) -> HttpResponse:
-        """Return the response to a request."""
-
-    def close(self) -> None:
-        """Close what the pages have opened."""
+def several_dashboards(
+    places: Mapping[str, Place], *, access: Access, audit: AuditLog, clock: Clock = SystemClock()
+) -> Fleet:
+    """Return the dashboards of several brokers and applications, with an overview of all."""
+    names = tuple(places)
+    new = partial(Dashboard, access=access, audit=audit, places=names, clock=clock)
+    dashboards = {name: new(each.source, each.application, title=name, place=name) for name, each in places.items()}
+    return Fleet(dashboards, lambda home: new(None, title="All", home=home))
 
 
 class DashboardServer(ConsoleServer):

@@ -5,18 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.console.access import Access
-from mqtemplate.console.dashboard import Dashboard
-from mqtemplate.console.site import ApplicationDocuments, Call, Site, place_path
+from mqtemplate.console.site import ApplicationDocuments, Call, Page, ServedPages, Site, place_path
 from mqtemplate.console.sources import BrokerSource
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse, below
-from mqtemplate.operations.audit import AuditLog
 from mqtemplate.operations.problems import (
     BrokerReading,
     Problem,
@@ -63,22 +58,27 @@ class PlaceSummary:
     is_read: bool
 
 
+class PlacePages(ServedPages, Protocol):
+    """The dashboard of one place."""
+
+    def site_of(self, call: Call) -> Site:
+        """Return the dashboard as the user of a request sees it."""
+
+
 class Fleet:
     """Pages for several brokers and applications, on an address of its own.
 
     One that does not answer has an error on its pages and a line on the overview, and does not delay the others. The
     sign-in is for all of them, and so are the rights of an account.
+
+    Args:
+        dashboards: By the name of the place, which each of them has too.
+        new_root: Returns the pages outside of all places: it gets the first page.
     """
 
-    def __init__(
-        self, places: Mapping[str, Place], *, access: Access, audit: AuditLog, clock: Clock = SystemClock()
-    ) -> None:
-        names = tuple(places)
-        new = partial(Dashboard, access=access, audit=audit, places=names, clock=clock)
-        self._dashboards = {
-            name: new(each.source, each.application, title=name, place=name) for name, each in places.items()
-        }
-        self._root = new(None, title="All", home=self._overview)
+    def __init__(self, dashboards: Mapping[str, PlacePages], new_root: Callable[[Page], ServedPages]) -> None:
+        self._dashboards = dict(dashboards)
+        self._root = new_root(self._overview)
 
     def prepare(self) -> None:
         """Compile the pages, and start to read all brokers."""

@@ -413,6 +413,19 @@ def merged(routes: Sequence[Routes]) -> Routes:
     return found
 
 
+class ServedPages(Protocol):
+    """Pages that a server of their own serves: one dashboard, or several."""
+
+    def prepare(self) -> None:
+        """Do what would delay the first page."""
+
+    def handle(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request."""
+
+    def close(self) -> None:
+        """Close what the pages have opened."""
+
+
 # --- changes with a preview ---------------------------------------------------------------------
 
 

@@ -10,9 +10,8 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.console import Access, dashboard_audit
+from mqtemplate.console import Access, Place, dashboard_audit, several_dashboards
 from mqtemplate.console.client import ActuatorClient
-from mqtemplate.console.fleet import Fleet, Place
 from mqtemplate.console.sources import ClusterSource, OpenSource
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import Message
@@ -53,7 +52,7 @@ class Several:
             broker.sends.send(Message(topic, b"x"))
         self.eu.admin().set_offsets("billing", dict.fromkeys(self.eu.queues("orders"), 0))
         self.audit_path = folder / "changes.jsonl"
-        self.fleet = Fleet(
+        self.fleet = several_dashboards(
             {
                 "eu": Place(OpenSource(BrokerAccess(self.eu), "10.0.0.1:9876")),
                 "us": Place(OpenSource(BrokerAccess(self.us), "10.1.0.1:9876")),

@@ -27,8 +27,9 @@ from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access
-    from mqtemplate.console.dashboard import DashboardServer, ServedPages
+    from mqtemplate.console.dashboard import DashboardServer
     from mqtemplate.console.fleet import Place
+    from mqtemplate.console.site import ServedPages
     from mqtemplate.console.sources import BrokerSource
     from mqtemplate.operations.audit import AuditLog, LoggedChange
     from mqtemplate.operations.changes import ChangePreview
@@ -89,8 +90,7 @@ class ShownPlaces:
     @contextmanager
     def pages(self, call: CommandCall, access: Access, audit: AuditLog) -> Iterator[ServedPages]:
         """Yield the pages: of one broker, one application or both, or of several under their names."""
-        from mqtemplate.console.dashboard import Dashboard
-        from mqtemplate.console.fleet import Fleet
+        from mqtemplate.console.dashboard import Dashboard, several_dashboards
 
         name_servers, applications = _named("--name-server", self.name_server), _named("--app", self.application)
         if self.store is not None:
@@ -98,7 +98,7 @@ class ShownPlaces:
                 raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
             call = dataclasses.replace(call, folder=self.store)
         if len(name_servers) > 1 or len(applications) > 1:
-            yield Fleet(self._places(call, name_servers, applications), access=access, audit=audit)
+            yield several_dashboards(self._places(call, name_servers, applications), access=access, audit=audit)
             return
         [url] = applications.values() or [None]
         [name_server] = name_servers.values() or [None]
