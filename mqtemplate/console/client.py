@@ -21,6 +21,7 @@ from mqtemplate.topics import schedule_group
 
 if TYPE_CHECKING:
     from mqtemplate.console.actuator import Actuator
+    from mqtemplate.console.site import ApplicationDocuments
     from mqtemplate.operations.account import AccountRights
 
 _log = get_logger("mqtemplate.actuator")
@@ -189,7 +190,7 @@ class AccountActuator:
     The group of a schedule is ``mqtemplate-schedules-`` and its name.
     """
 
-    def __init__(self, actuator: ActuatorClient | LocalActuator, rights: AccountRights) -> None:
+    def __init__(self, actuator: ApplicationDocuments, rights: AccountRights) -> None:
         self._actuator = actuator
         self._rights = rights
 
