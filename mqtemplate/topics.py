@@ -36,10 +36,12 @@ __all__ = [
     "is_file_name",
     "is_in_namespace",
     "is_reply_topic",
+    "is_schedule_group",
     "is_system_group",
     "nearest_topic",
     "needs_own_right",
     "reply_topic",
+    "schedule_group",
 ]
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -202,6 +204,19 @@ def is_application_topic(topic: str) -> bool:
 def is_system_group(group: str) -> bool:
     """Return True for a group of RocketMQ itself."""
     return group in SYSTEM_GROUPS or group.startswith(_SYSTEM_GROUP_PREFIX)
+
+
+def schedule_group(schedule: str) -> str:
+    """Return the consumer group that runs a schedule, with the topic `SCHEDULES_TOPIC`."""
+    return f"{SCHEDULES_TOPIC}-{schedule}"
+
+
+def is_schedule_group(group: str) -> bool:
+    """Return True for a group of the schedules of an application: one that runs them, or that has their state.
+
+    Schedules with a topic of their own have other groups.
+    """
+    return group.startswith(schedule_group(""))
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mqtemplate.errors import UnknownNameError
+from mqtemplate.errors import UnknownNameError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.topics import (
     DLQ_TOPIC_PREFIX,
@@ -256,6 +256,14 @@ class BrokerAdmin(ABC):
             except UnknownNameError:  # it was deleted meanwhile
                 continue
         return found
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic of applications, with the offsets of all groups in it.
+
+        Raises:
+            UnsupportedError: The broker does not delete topics.
+        """
+        raise UnsupportedError(f"this broker does not delete topics, such as {topic!r}")
 
     # --- groups --------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -317,7 +317,11 @@ def command(
 def _options_of(kind: type) -> list[inspect.Parameter]:
     """Return the fields of a dataclass as parameters."""
     hints = get_type_hints(kind, include_extras=True)
-    return [_option(field.name, hints[field.name], field.default) for field in fields(kind)]
+    return [_option(field.name, hints[field.name], _default(field)) for field in fields(kind)]
+
+
+def _default(field: Field[Any]) -> object:
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def _option(name: str, annotation: Any, default: object) -> inspect.Parameter:

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         dashboard_audit,
         dashboard_wsgi_app,
         managed_dashboard,
+        several_dashboards,
     )
+    from mqtemplate.console.fleet import Place
     from mqtemplate.console.server import (
         MOUNT,
         ManagementAddress,
@@ -39,6 +41,7 @@ __all__ = [
     "ManagementAddress",
     "ManagementServer",
     "OpenSource",
+    "Place",
     "application_dashboard",
     "asgi_app",
     "check_installed",
@@ -48,6 +51,7 @@ __all__ = [
     "managed_actuator",
     "managed_dashboard",
     "management_address",
+    "several_dashboards",
     "wsgi_app",
 ]
 
@@ -66,6 +70,8 @@ __getattr__ = late_import(
         **dict.fromkeys(("application_dashboard", "dashboard_audit", "managed_dashboard"), _DASHBOARD),
         **dict.fromkeys(("MOUNT", "ManagementAddress", "ManagementServer", "check_installed"), _SERVER),
         "management_address": _SERVER,
+        "Place": "mqtemplate.console.fleet",
+        "several_dashboards": _DASHBOARD,
         **dict.fromkeys(("BrokerSource", "FolderSource", "OpenSource"), _SOURCES),
     },
 )

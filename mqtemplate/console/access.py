@@ -1,4 +1,4 @@
-"""Access to the dashboard: allowed hosts, the token, sessions, and tokens against forged requests."""
+"""Access to the dashboard: allowed hosts, the token and the accounts, sessions, and tokens against forged requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.http.exchange import HttpRequest, host_name
-from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token, monotonic_ms
+from mqtemplate.http.tokens import SecretCheck, TokenAnswer, TokenCheck, checked_token, monotonic_ms
+from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.settings import Account, AccountRole
 
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 
@@ -32,12 +34,14 @@ class Session:
         created_ms: Time of the sign-in.
         used_ms: Time of the last request.
         user: User id of the browser's process; None if it is not on this machine.
+        account: The account that signed in, as it was; None for the token, which has all rights.
     """
 
     form_token: str
     created_ms: int
     used_ms: int
     user: int | None
+    account: Account | None = None
 
 
 class Access:
@@ -49,12 +53,18 @@ class Access:
     - A browser sends its cookies to all ports of a host, so also to a server of another user of this machine. A session
       is only valid for the user whose process signed in, where the server knows it.
     - The cookie of a session is random, ``HttpOnly`` and ``SameSite=Strict``. Only its hash is stored. A session ends
-      with the sign-out, after four hours without a request, and after twelve hours.
+      with the sign-out, after four hours without a request, and after twelve hours; and if its account was removed or
+      has another secret key.
+    - With the token all is allowed; an account has the rights of access control, and its role.
+
+    Attributes:
+        accounts: The accounts that may sign in beside the token; None: only the token.
 
     Args:
         token: Token of the link to sign in; by default a new random one.
         reads_need_token: Reading needs a session. False if something else protects the pages, such as a proxy.
         allowed_hosts: Names or addresses without port, beside the names of loopback.
+        accounts: The accounts that may sign in beside the token; they may change. None: only the token.
 
     Raises:
         ConfigurationError: The token can be guessed.
@@ -67,13 +77,16 @@ class Access:
         allow_changes: bool = False,
         reads_need_token: bool = True,
         allowed_hosts: Sequence[str] = (),
+        accounts: AccessControl | None = None,
         clock: Clock = SystemClock(),
     ) -> None:
         self.token = secrets.token_urlsafe(32) if token is None else checked_token(token, "the token of the dashboard")
         self.allow_changes = allow_changes
         self.reads_need_token = reads_need_token
         self.allowed_hosts = tuple(name.lower() for name in (*LOOPBACK_HOSTS, *allowed_hosts))
+        self.accounts = accounts
         self._check = TokenCheck(self.token, clock)
+        self._secrets = SecretCheck(clock)
         self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
@@ -102,6 +115,9 @@ class Access:
             if now_ms - session.used_ms > _IDLE_MS or now_ms - session.created_ms > _LONGEST_MS:
                 del self._sessions[key]
                 return None
+            if session.account is not None and not self._is_valid(session.account):
+                del self._sessions[key]
+                return None
             session.used_ms = now_ms
             self._sessions.move_to_end(key)
             return session
@@ -117,12 +133,20 @@ class Access:
     def sign_in(self, token: str, request: HttpRequest) -> str | TokenAnswer:
         """Return the header ``Set-Cookie`` of a new session, or the answer to a token that is wrong."""
         answer = self._check.check(token, request.remote)
-        if answer is not TokenAnswer.RIGHT:
-            return answer
+        return self._new_session(request, None) if answer is TokenAnswer.RIGHT else answer
+
+    def sign_in_account(self, access_key: str, secret_key: str, request: HttpRequest) -> str | TokenAnswer:
+        """Return the header ``Set-Cookie`` of a new session of an account, or the answer to keys that are wrong."""
+        account = self._account(access_key)
+        known = None if account is None else account.secret_key
+        answer = self._secrets.check(access_key, secret_key, known, request.remote)
+        return self._new_session(request, account) if answer is TokenAnswer.RIGHT else answer
+
+    def _new_session(self, request: HttpRequest, account: Account | None) -> str:
         value, now_ms = secrets.token_urlsafe(32), monotonic_ms(self._clock)
         with self._lock:
             self._sessions.pop(self._key_of(request), None)
-            self._sessions[_hash(value)] = Session(secrets.token_hex(32), now_ms, now_ms, request.user)
+            self._sessions[_hash(value)] = Session(secrets.token_hex(32), now_ms, now_ms, request.user, account)
             while len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)  # the one that was used longest ago
         return self._cookie(value, request)
@@ -147,6 +171,36 @@ class Access:
         path = f"Path={request.mount or '/'}"
         return f"{_cookie_name(request)}={value}; {path}; HttpOnly; SameSite=Strict{secure}"
 
+    # --- accounts ------------------------------------------------------------------------------
+
+    @property
+    def has_accounts(self) -> bool:
+        """True if accounts may sign in."""
+        return self.accounts is not None and any(not each.is_owner for each in self.accounts.accounts.values())
+
+    def account_of(self, session: Session | None) -> Account | None:
+        """Return the account of a session as it is now; None for the token, and without a session."""
+        return None if session is None or session.account is None else self._account(session.account.access_key)
+
+    def role_of(self, session: Session | None) -> AccountRole:
+        """Return the role in a session."""
+        if session is not None and session.account is None:
+            return AccountRole.ADMIN
+        account = self.account_of(session)
+        return AccountRole.VIEWER if account is None else account.role
+
+    def is_account(self, access_key: str) -> bool:
+        """Return True if there is an account with this access key, which may sign in."""
+        return self._account(access_key) is not None
+
+    def _account(self, access_key: str) -> Account | None:
+        found = None if self.accounts is None else self.accounts.accounts.get(access_key)
+        return None if found is None or found.is_owner else found
+
+    def _is_valid(self, account: Account) -> bool:
+        now = self._account(account.access_key)
+        return now is not None and hmac.compare_digest(now.secret_key.encode(), account.secret_key.encode())
+
     # --- changes -------------------------------------------------------------------------------
 
     def is_form_token(self, given: str, request: HttpRequest) -> bool:
@@ -167,7 +221,9 @@ class Access:
         if not self.allow_changes:
             return "this dashboard only reads; start it with --allow-changes"
         if not self.is_signed_in(request):
-            return "a change needs the token; open the link that was printed at the start"
+            return "a change needs the token; open the link that was printed at the start" + (
+                ", or sign in with an account" if self.has_accounts else ""
+            )
         foreign = self.foreign_origin(request)
         if foreign is not None:
             return f"the form was sent by another site, {foreign}"

@@ -1,4 +1,4 @@
-"""Client of an actuator: of another process over HTTP, or of this one."""
+"""Client of an actuator: of another process over HTTP, or of this one; and either of them for one account."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -15,9 +16,13 @@ from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpRequest
+from mqtemplate.server.acl.settings import AccountRole, group_need
+from mqtemplate.topics import schedule_group
 
 if TYPE_CHECKING:
     from mqtemplate.console.actuator import Actuator
+    from mqtemplate.console.site import ApplicationDocuments
+    from mqtemplate.operations.account import AccountRights
 
 _log = get_logger("mqtemplate.actuator")
 
@@ -177,6 +182,57 @@ class LocalActuator:
         response = self._actuator.handle(request)
         assert isinstance(response.body, bytes), "a document is not a stream"
         return _checked(response.status, json.loads(response.body), f"status {response.status}")
+
+
+class AccountActuator:
+    """An actuator as one account may use it: listeners and schedules of its groups, late deliveries of its topics.
+
+    The group of a schedule is ``mqtemplate-schedules-`` and its name.
+    """
+
+    def __init__(self, actuator: ApplicationDocuments, rights: AccountRights) -> None:
+        self._actuator = actuator
+        self._rights = rights
+
+    @property
+    def address(self) -> str:
+        """The address of the actuator."""
+        return self._actuator.address
+
+    def get(self, path: str) -> Any:
+        """See `mqtemplate.console.site.ApplicationDocuments`.
+
+        Raises:
+            NoRightError: Only administrators may read the document.
+        """
+        kept: dict[str, Callable[[dict[str, Any]], bool]] = {
+            "listeners": lambda each: self._rights.may_use(each["group"]),
+            "schedules": lambda each: self._rights.may_use(schedule_group(each["name"])),
+            "deliveries": lambda each: self._rights.may_read(each["topic"]),
+        }
+        name = "deliveries" if path == "lateness" else path
+        if name not in (*kept, "health"):
+            self._rights.check_role(AccountRole.ADMIN, f"the document {path} of the application")
+        document = self._actuator.get(path)
+        if name in kept and document is not None:
+            document = {**document, name: [each for each in document[name] if kept[name](each)]}
+        return document
+
+    def post(self, path: str, change: dict[str, Any]) -> Any:
+        """See `mqtemplate.console.site.ApplicationDocuments`.
+
+        Raises:
+            NoRightError: The account may not change it.
+        """
+        self._rights.check_role(AccountRole.OPERATOR, "a change")
+        kind, _, name = path.partition("/")
+        if kind == "listeners":
+            found = next((each for each in self._actuator.get("listeners")[kind] if each["id"] == unquote(name)), None)
+            if found is not None:  # else the application says so
+                self._rights.check(group_need(found["group"]))
+        elif kind == "schedules":
+            self._rights.check(group_need(schedule_group(unquote(name))))
+        return self._actuator.post(path, change)
 
 
 def _checked(status: int, document: Any, without: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -14,13 +16,15 @@ from mqtemplate.console import application, dead_letters, delayed, messages, ove
 from mqtemplate.console.access import Access
 from mqtemplate.console.actuator import Actuator
 from mqtemplate.console.cache import BackgroundCache, Rates
-from mqtemplate.console.client import LocalActuator
+from mqtemplate.console.client import AccountActuator, LocalActuator
+from mqtemplate.console.fleet import Fleet, Place
 from mqtemplate.console.jobs import Jobs, JobState
 from mqtemplate.console.rendering import STATIC_TYPES, compile_templates, static_files
 from mqtemplate.console.server import MAX_FORM_BYTES, ConsoleServer
-from mqtemplate.console.site import ApplicationDocuments, Call, Site, merged
-from mqtemplate.console.sources import BrokerSource, OpenSource
+from mqtemplate.console.site import OF_ADMINS, ApplicationDocuments, Call, Page, ServedPages, Site, merged
+from mqtemplate.console.sources import AccountSource, BrokerSource, OpenSource
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.broker import acl_settings
 from mqtemplate.context.settings.features import ManagementSettings
 from mqtemplate.errors import (
     BrokerError,
@@ -35,10 +39,13 @@ from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_app
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.http.tokens import TokenAnswer
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.account import AccountRights, NoRightError
 from mqtemplate.operations.audit import AuditLog, default_audit_path
 from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.changes import LISTENER_SEEK, Change, UnconfirmedChangeError
 from mqtemplate.operations.undo import undo_change, why_not_undone
+from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.settings import Account, AccountRole
 
 _log = get_logger("mqtemplate.dashboard")
 
@@ -57,9 +64,26 @@ _HEADERS = (
 )
 _NO_STORE = ("Cache-Control", "no-store")
 _FOREVER = ("Cache-Control", "public, max-age=31536000, immutable")
+_WRONG_TOKEN = "The token is wrong."
+_WRONG_KEYS = "The access key is unknown, or the secret key is wrong."
+_TOO_MANY_TOKENS = "The token is wrong. There were too many wrong ones, so this one is not logged; the right one works."
+_TOO_MANY = "There were too many wrong secret keys for this access key from your address: wait a minute, and try again."
+_CHANGES_OF_ADMINS = frozenset(
+    {
+        "/topics/create/preview",
+        "/topics/create",
+        "/topics/delete/preview",
+        "/topics/delete",
+        "/groups/create/preview",
+        "/groups/create",
+        "/groups/delete/preview",
+        "/groups/delete",
+    }
+)
 _SHOWN = 100
 _OF = ("listener", "group", "topic", "name", "filter", "schedule", "undo_of")
 _STATUS: tuple[tuple[type[MQTemplateError], int], ...] = (
+    (NoRightError, 403),
     (UnknownNameError, 404),
     (UnsupportedError, 501),
     (StoreLockedError, 409),
@@ -170,6 +194,9 @@ class Dashboard:
         source: The broker; None without one.
         application: The documents of a running application; None without one.
         title: Name for a reader; by default the broker's.
+        place: See `Site.place`.
+        places: See `Site.places`.
+        home: Returns the first page; by default the overview.
         clock: A virtual clock lets all work run in the calling thread.
     """
 
@@ -181,19 +208,27 @@ class Dashboard:
         access: Access,
         audit: AuditLog,
         title: str = "",
+        place: str = "",
+        places: Sequence[str] = (),
+        home: Page = overview.overview,
         clock: Clock = SystemClock(),
     ) -> None:
         self._source = source
+        self._in_background = not clock.is_virtual
+        self._of_accounts: dict[str, tuple[Account, Site]] = {}
         self._site = Site(
             title=title or (source.label if source is not None else "mqtemplate"),
             source=source,
             application=application,
             access=access,
             audit=audit,
-            cache=BackgroundCache(in_background=not clock.is_virtual),
-            jobs=Jobs(in_background=not clock.is_virtual),
+            cache=BackgroundCache(in_background=self._in_background),
+            jobs=Jobs(in_background=self._in_background),
             rates=Rates(),
+            place=place,
+            places=places,
         )
+        self._routes = {**_ROUTES, ("GET", "/"): home}
 
     def prepare(self) -> None:
         """Compile the pages, and start to read what takes long: the first page comes as fast as later ones."""
@@ -231,7 +266,8 @@ class Dashboard:
             return self._sign_in(call, method, path)
         if not self._site.access.may_read(call.request):
             return self._site.page(call, "sign_in.html", 401, error="")
-        page = _ROUTES.get((method, path))
+        rights = self._rights_of(call)
+        page = self._routes.get((method, path))
         if page is None:
             known = any(route == path for _, route in _ROUTES)
             return self._error(call, 405 if known else 404, f"there is no page {path}")
@@ -240,13 +276,54 @@ class Dashboard:
             if refusal is not None:
                 return self._error(call, 403, refusal)
             call.check_complete()
-        return page(self._site, call)
+        if rights is not None:
+            if method == "POST":
+                rights.check_role(AccountRole.OPERATOR, "a change")
+            if path in (*OF_ADMINS, *_CHANGES_OF_ADMINS):
+                rights.check_role(AccountRole.ADMIN, "this page")
+            named = call.field if method == "POST" else call.text
+            rights.check_names(named("topic"), named("group"))
+        return page(self.site_of(call), call)
+
+    def _rights_of(self, call: Call) -> AccountRights | None:
+        """Return the rights of the account that has signed in; None for the token, and without a sign-in."""
+        access = self._site.access
+        account = access.account_of(access.session_of(call.request))
+        if account is None or access.accounts is None:
+            return None
+        return AccountRights(access.accounts, account.access_key)
+
+    def site_of(self, call: Call) -> Site:
+        """Return the dashboard as the user of a request sees it; for an account with values of its own."""
+        rights = self._rights_of(call)
+        if rights is None:
+            return self._site
+        account, of_accounts = rights.account, self._of_accounts
+        found = of_accounts.get(account.access_key)
+        if found is None or found[0] != account:
+            found = of_accounts[account.access_key] = account, self._new_site(rights)
+            for gone in [key for key in of_accounts if not self._site.access.is_account(key)]:
+                of_accounts.pop(gone, None)
+        return found[1]
+
+    def _new_site(self, rights: AccountRights) -> Site:
+        site, name = self._site, rights.access_key
+        if rights.account.role is AccountRole.ADMIN:
+            return dataclasses.replace(site, audit=site.audit.of(name))
+        return dataclasses.replace(
+            site,
+            source=None if site.source is None else AccountSource(site.source, rights),
+            application=None if site.application is None else AccountActuator(site.application, rights),
+            audit=site.audit.of(name, only_own=True),
+            cache=BackgroundCache(in_background=self._in_background),
+            rates=Rates(),
+        )
 
     def _error(self, call: Call, status: int, text: str) -> HttpResponse:
         return self._site.page(call, "error.html", status, reason=HTTPStatus(status).phrase, text=text)
 
     def _sign_in(self, call: Call, method: str, path: str) -> HttpResponse:
-        """Sign in by the link of the start (GET), or by the token in a form (POST); or sign out."""
+        """Sign in by the link of the start (GET), or by a token or an account in a form (POST); or sign out."""
         access = self._site.access
         if method not in ("GET", "POST"):
             return self._error(call, 405, f"{method} is not allowed here")
@@ -256,21 +333,27 @@ class Dashboard:
             if not access.is_form_token(call.field("form_token"), call.request):
                 return self._error(call, 403, "the form is not from this dashboard; reload the page")
             return self._site.redirect(call.url("/sign-in"), ("Set-Cookie", access.sign_out(call.request)))
+        account = call.field("access_key").strip() if method == "POST" else ""
+        if account:
+            return self._signed_in(call, path, access.sign_in_account(account, call.field("secret_key"), call.request))
         token = call.field("token") if method == "POST" else call.text("token")
         if not token:
             return self._site.page(call, "sign_in.html", error="")
-        cookie = access.sign_in(token.strip(), call.request)
-        if cookie is TokenAnswer.TOO_MANY:
-            error = (
-                "The token is wrong. There were too many wrong ones, so this one is not logged; the right one works."
-            )
-            return self._site.page(call, "sign_in.html", 429, error=error)
-        if isinstance(cookie, TokenAnswer):
-            _log.warning("dashboard.sign_in_failed", remote=call.request.remote)
-            return self._site.page(call, "sign_in.html", 403, error="The token is wrong.")
+        return self._signed_in(call, path, access.sign_in(token.strip(), call.request))
+
+    def _signed_in(self, call: Call, path: str, answer: str | TokenAnswer) -> HttpResponse:
+        """Return the response to a sign-in: a redirect with the cookie, or the form with the error."""
+        account = (call.field("access_key").strip() or None) if call.request.method == "POST" else None
+        if answer is TokenAnswer.TOO_MANY:
+            return self._site.page(call, "sign_in.html", 429, error=_TOO_MANY_TOKENS if account is None else _TOO_MANY)
+        if isinstance(answer, TokenAnswer):
+            _log.warning("dashboard.sign_in_failed", remote=call.request.remote, account=account)
+            return self._site.page(call, "sign_in.html", 403, error=_WRONG_TOKEN if account is None else _WRONG_KEYS)
+        if account is not None:
+            _log.info("dashboard.signed_in", remote=call.request.remote, account=account)
         # The token leaves the address, and so the history of the browser.
         target = call.url("/") if path == "/sign-in" else call.same_page(token=None)
-        return self._site.redirect(target, ("Set-Cookie", cookie))
+        return self._site.redirect(target, ("Set-Cookie", answer))
 
 
 def _refused_host(request: HttpRequest) -> HttpResponse:
@@ -317,6 +400,16 @@ def dashboard_audit(path: Path | None, clock: Clock) -> AuditLog:
     return AuditLog(path, clock, event=partial(_log.warning, "dashboard.changed"))
 
 
+def several_dashboards(
+    places: Mapping[str, Place], *, access: Access, audit: AuditLog, clock: Clock = SystemClock()
+) -> Fleet:
+    """Return the dashboards of several brokers and applications, with an overview of all."""
+    names = tuple(places)
+    new = partial(Dashboard, access=access, audit=audit, places=names, clock=clock)
+    dashboards = {name: new(each.source, each.application, title=name, place=name) for name, each in places.items()}
+    return Fleet(dashboards, lambda home: new(None, title="All", home=home))
+
+
 class DashboardServer(ConsoleServer):
     """Serves a dashboard on an address of its own.
 
@@ -324,7 +417,7 @@ class DashboardServer(ConsoleServer):
         port: 0 for a free one.
     """
 
-    def __init__(self, dashboard: Dashboard, host: str, port: int) -> None:
+    def __init__(self, dashboard: ServedPages, host: str, port: int) -> None:
         super().__init__({"": dashboard.handle}, host, port, part="dashboard", events=_log)
         self._dashboard = dashboard
 
@@ -341,8 +434,17 @@ class DashboardServer(ConsoleServer):
 # --- in an application --------------------------------------------------------------------------
 
 
-def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSettings, title: str) -> Dashboard:
-    """Return the dashboard of the application of this process, or of its server. Reading needs the token too.
+def managed_dashboard(
+    broker: Broker,
+    actuator: Actuator,
+    settings: ManagementSettings,
+    title: str,
+    accounts: AccessControl | None = None,
+) -> Dashboard:
+    """Return the dashboard of the application of this process, or of its server. Reading needs a sign-in too.
+
+    Args:
+        accounts: The accounts that may sign in beside the token; None: only the token.
 
     Raises:
         ConfigurationError: The audit log cannot be written.
@@ -357,6 +459,7 @@ def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSe
         allow_changes=section.allow_changes,
         reads_need_token=True,
         allowed_hosts=(*section.allowed_hosts, *(() if is_loopback else (settings.address,))),
+        accounts=accounts,
         clock=broker.clock,
     )
     path = Path(settings.audit_log) if settings.audit_log is not None else default_audit_path()
@@ -373,4 +476,7 @@ def managed_dashboard(broker: Broker, actuator: Actuator, settings: ManagementSe
 def application_dashboard(broker: Broker, settings: AppSettings, actuator: Actuator) -> Dashboard:
     """Return the dashboard of an application, for its context."""
     management = settings.mqtemplate.management
-    return managed_dashboard(broker, actuator, management, management.name or broker.name)
+    accounts = None
+    if settings.mqtemplate.server.acl.enabled:
+        accounts = AccessControl(acl_settings(settings.mqtemplate.server.acl))
+    return managed_dashboard(broker, actuator, management, management.name or broker.name, accounts)

@@ -1,4 +1,5 @@
-"""Messages by id, by key and by time; one message with its body and its path; the search; the live tail of a topic."""
+"""Messages by id, by key and by time; one message with its body and its path; the search; a new
+message; the live tail of a topic."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
 from mqtemplate.console.rendering import render
-from mqtemplate.console.site import HTML, Call, Routes, Site
+from mqtemplate.console.site import HTML, Call, ChangeForm, Routes, Site, change_pages
 from mqtemplate.converters.readable import body_text, short_body, time_text
 from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.bulk import parse_span
+from mqtemplate.operations.changes import Change
+from mqtemplate.operations.creation import MessageDraft, MessageSent
 from mqtemplate.operations.message_path import MessagePath, StepKind, message_path
 from mqtemplate.operations.messages import MessageSearch, Tail, cursor_of, first_of, is_after, parse_cursor
 from mqtemplate.operations.search import origin_topic, search
@@ -270,6 +274,63 @@ def _fields(message: MessageExt) -> dict[str, object]:
     }
 
 
+# --- a new message ------------------------------------------------------------------------------
+
+_OF_MESSAGE = ("topic", "tag", "keys", "properties", "delay", "at", "body")
+
+
+def message_form(site: Site, call: Call) -> HttpResponse:
+    """Return the form for a message."""
+    with site.reading() as access:
+        names = access.admin.readable_topics()
+    return site.page(call, "message_new.html", topics=names)
+
+
+def _new_message(call: Call) -> ChangeForm:
+    topic, delay_ms, at_ms = call.needed_field("topic"), _delay_ms(call.field("delay").strip()), call.time_field("at")
+    if delay_ms is not None and at_ms is not None:
+        raise MessageError("give a delay or a time to deliver the message at, not both")
+    properties = _properties(call.field("properties"))
+    # A browser sends each end of a line as CR LF.
+    body = call.field("body").replace("\r\n", "\n").encode()
+
+    def build(access: BrokerAccess) -> Change:
+        due_ms = at_ms if delay_ms is None else access.broker.clock.now_ms() + delay_ms
+        draft = MessageDraft(
+            topic=topic,
+            body=body,
+            tag=call.field("tag").strip(),
+            keys=call.field("keys").split(),
+            properties=properties,
+            due_ms=due_ms,
+        )
+        return MessageSent(access, draft)
+
+    return ChangeForm(
+        build, "Send message", _OF_MESSAGE, call.url("/messages/send", topic=topic), call.url("/messages", topic=topic)
+    )
+
+
+def _delay_ms(text: str) -> int | None:
+    span_ms = parse_span(text) if text else None
+    if text and (span_ms is None or span_ms <= 0):
+        raise MessageError(f"delay must be a duration such as 90s or 3h, got {text[:40]!r}")
+    return span_ms
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Return the properties of a text that has one in each line, as ``name=value``."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():
+            raise MessageError(f"a property must be name=value, one in a line, got {line[:40]!r}")
+        if name.strip() in found:
+            raise MessageError(f"property {name.strip()!r} is given twice; give it once")
+        found[name.strip()] = value.strip()
+    return found
+
+
 ROUTES: Routes = {
     ("GET", "/messages"): messages,
     ("GET", "/message"): message,
@@ -277,4 +338,6 @@ ROUTES: Routes = {
     ("GET", "/search"): find,
     ("GET", "/tail"): tail,
     ("GET", "/tail/stream"): stream,
+    ("GET", "/messages/send"): message_form,
+    **change_pages("/messages/send", _new_message),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -21,6 +21,7 @@ from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import AuditLog
 from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.changes import Change, UnconfirmedChangeError, carry_out, check_confirmed
+from mqtemplate.server.acl.settings import AccountRole
 
 _FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 3_000
@@ -46,6 +47,8 @@ _PAGES = (
     ("/lateness", "Lateness", False),
     ("/configuration", "Configuration", False),
 )
+OF_ADMINS = frozenset({"/configuration"})
+"""Pages of which an account without the role admin sees nothing. Changes of topics and groups are refused to it too."""
 _THEMES = ("light", "dark")
 _THEME_COOKIE = "mqtemplate_theme="
 
@@ -121,6 +124,17 @@ class Call:
         if len(found) > 1:
             raise MessageError(f"the form has {name} {len(found)} times, allowed is once")
         return found[0] if found else ""
+
+    def needed_field(self, name: str) -> str:
+        """Return the value of a field of the form, without spaces at its ends.
+
+        Raises:
+            MessageError: It is empty.
+        """
+        value = self.field(name).strip()
+        if not value:
+            raise MessageError(f"the field {name} is empty; fill it in")
+        return value
 
     def fields(self, name: str) -> list[str]:
         """Return all values of a field of the form."""
@@ -233,6 +247,9 @@ class Site:
     Attributes:
         title: Name for a reader.
         application: Documents of a running application; None without one.
+        place: Name among several dashboards on one address, which is the last part of the mount; empty for a single
+            one, and for the overview of all.
+        places: The names of all of them; none for a single one.
     """
 
     title: str
@@ -243,6 +260,8 @@ class Site:
     cache: BackgroundCache
     jobs: Jobs
     rates: Rates
+    place: str = ""
+    places: Sequence[str] = ()
 
     # --- the broker and the application --------------------------------------------------------
 
@@ -280,20 +299,36 @@ class Site:
         """Return a page in the frame of the dashboard."""
         session = self.access.session_of(call.request)
         is_signed_in = session is not None
-        may_change = self.access.allow_changes and is_signed_in
+        role = self.access.role_of(session)
+        may_change = self.access.allow_changes and is_signed_in and role is not AccountRole.VIEWER
+        home = call.request.mount.removesuffix(place_path(self.place)) if self.place else call.request.mount
         frame = {
             "site": self,
+            "home": f"{home}/",
+            "places": [
+                (name, f"{home}{place_path(name)}/") for name in self.places if self.access.may_read(call.request)
+            ],
             "title": self.title if is_signed_in or not self.access.reads_need_token else "mqtemplate",
             "call": call,
             "url": call.url,
-            "pages": [each for each in _PAGES if self.source is not None or not each[2]],
+            "pages": self._pages(role),
             "is_signed_in": is_signed_in,
+            "account": None if session is None or session.account is None else session.account.access_key,
+            "role": role.value,
+            "has_accounts": self.access.has_accounts,
             "may_search": self.source is not None and self.access.may_read(call.request),
             "may_change": may_change,
+            "may_administer": may_change and role is AccountRole.ADMIN,
             "form_token": "" if session is None else session.form_token,
             "theme": _theme(call),
         }
         return HttpResponse(status, render(template, frame | values), HTML)
+
+    def _pages(self, role: AccountRole) -> list[tuple[str, str, bool]]:
+        """Return the pages of the navigation for a user with this role; none on the overview of several places."""
+        hidden = () if role is AccountRole.ADMIN or not self.access.has_accounts else OF_ADMINS
+        shown = () if self.places and not self.place else _PAGES
+        return [each for each in shown if (self.source is not None or not each[2]) and each[0] not in hidden]
 
     def redirect(self, address: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return a redirect to another page, after a change."""
@@ -357,6 +392,11 @@ Routes: TypeAlias = dict[tuple[str, str], Page]
 """Method and path -> page."""
 
 
+def place_path(name: str) -> str:
+    """Return the path of one of several dashboards."""
+    return f"/at/{quote(name)}"
+
+
 def _theme(call: Call) -> str:
     cookies = call.request.headers.get("cookie", "")
     found = next((part.strip() for part in cookies.split(";") if part.strip().startswith(_THEME_COOKIE)), "")
@@ -371,3 +411,75 @@ def merged(routes: Sequence[Routes]) -> Routes:
         assert not found.keys() & each.keys(), "two pages have one path"
         found |= each
     return found
+
+
+class ServedPages(Protocol):
+    """Pages that a server of their own serves: one dashboard, or several."""
+
+    def prepare(self) -> None:
+        """Do what would delay the first page."""
+
+    def handle(self, request: HttpRequest) -> HttpResponse:
+        """Return the response to a request."""
+
+    def close(self) -> None:
+        """Close what the pages have opened."""
+
+
+# --- changes with a preview ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeForm:
+    """A change that a form describes.
+
+    Attributes:
+        build: Returns the change as it is now.
+        heading: Title of the preview, and its button.
+        fields: Names of the fields of the form.
+        back: Address of the page to go back to.
+        after: Address of the page after the change.
+    """
+
+    build: Callable[[BrokerAccess], Change]
+    heading: str
+    fields: Sequence[str]
+    back: str
+    after: str
+
+
+def change_pages(path: str, read: Callable[[Call], ChangeForm]) -> Routes:
+    """Return two pages: the preview of a change, below the path, and the change itself.
+
+    Args:
+        read: Reads the form.
+    """
+
+    def preview(site: Site, call: Call) -> HttpResponse:
+        return _change_preview(site, call, read(call), path)
+
+    def apply(site: Site, call: Call) -> HttpResponse:
+        form = read(call)
+        again = partial(_change_preview, site, call, form, path)
+        return site.start_change(call, form.build, form.after, again)
+
+    return {("POST", f"{path}/preview"): preview, ("POST", path): apply}
+
+
+def _change_preview(site: Site, call: Call, form: ChangeForm, path: str, problem: str = "") -> HttpResponse:
+    with site.reading() as access:
+        change = form.build(access)
+        shown, title = change.preview, change.title
+    return site.page(
+        call,
+        "change_preview.html",
+        409 if problem else 200,
+        heading=form.heading,
+        request=title,
+        preview=shown,
+        problem=problem,
+        address=call.url(path),
+        fields=call.given_fields(*form.fields),
+        button=form.heading,
+        back=form.back,
+    )

@@ -1,4 +1,5 @@
-"""Brokers of the dashboard, for several threads: a broker that is open, and a store directory."""
+"""Brokers of the dashboard, for several threads: a broker that is open, a cluster, a store directory; and each of them
+for one account."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from mqtemplate.broker import Broker
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.operations.access import BrokerAccess, StoreAccess
+from mqtemplate.operations.account import AccountBroker, AccountRights
 
 
 class BrokerSource(ABC):
@@ -71,6 +74,79 @@ class OpenSource(BrokerSource):
     @property
     def is_snapshot(self) -> bool:
         return False
+
+    def close(self) -> None:
+        return
+
+
+class ClusterSource(BrokerSource):
+    """A cluster, to which the first reader connects: one that does not answer stops nothing else.
+
+    While no name server answers, readers get the error, and one of them tries again each few seconds.
+
+    Args:
+        broker: A client that is not started.
+    """
+
+    def __init__(self, broker: Broker, label: str) -> None:
+        self.label = label
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._access: BrokerAccess | None = None
+        self._error = ""
+        self._next_s = 0.0
+
+    @contextmanager
+    def reading(self) -> Iterator[BrokerAccess]:
+        yield self._connected()
+
+    changing = reading
+
+    def _connected(self) -> BrokerAccess:
+        with self._lock:
+            if self._access is not None:
+                return self._access
+            if self._error and time.monotonic() < self._next_s:
+                raise BrokerError(self._error)
+            try:
+                self._broker.start()
+            except MQTemplateError as exc:
+                self._error, self._next_s = str(exc), time.monotonic() + _LEAST_AGE_S
+                raise
+            self._access = BrokerAccess(self._broker)
+            return self._access
+
+    @property
+    def is_snapshot(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        with self._lock:  # not while a reader connects
+            self._broker.close()
+
+
+class AccountSource(BrokerSource):
+    """A broker as one account may use it. It is not closed here."""
+
+    def __init__(self, source: BrokerSource, rights: AccountRights) -> None:
+        self.label = source.label
+        self._source = source
+        self._rights = rights
+        # No path: the figures of the disk and of the store are of all topics.
+
+    @contextmanager
+    def reading(self) -> Iterator[BrokerAccess]:
+        with self._source.reading() as access:
+            yield BrokerAccess(AccountBroker(access.broker, self._rights))
+
+    @contextmanager
+    def changing(self) -> Iterator[BrokerAccess]:
+        with self._source.changing() as access:
+            yield BrokerAccess(AccountBroker(access.broker, self._rights))
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self._source.is_snapshot
 
     def close(self) -> None:
         return

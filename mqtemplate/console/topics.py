@@ -1,4 +1,4 @@
-"""Topics with their queues and groups, consumer groups with their progress, delay levels."""
+"""Topics with their queues and groups, consumer groups with their progress, both created and deleted; delay levels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import TypeVar
 
 from mqtemplate.broker import QueueSpan, TopicKind
 from mqtemplate.console.cache import Cached
-from mqtemplate.console.site import Call, Routes, Site
+from mqtemplate.console.site import Call, ChangeForm, Routes, Site, change_pages
 from mqtemplate.console.state import STATE_KEY, read_state
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
-from mqtemplate.errors import UnknownNameError
+from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.account import NoRightError
+from mqtemplate.operations.changes import Change
+from mqtemplate.operations.creation import GroupCreated, TopicCreated, TopicDeleted
+from mqtemplate.operations.offsets import GroupForgotten, OffsetPosition
 from mqtemplate.operations.progress import behind_ms
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC
 
@@ -92,13 +96,13 @@ class LevelRow:
     """One delay level.
 
     Attributes:
-        stored: Messages that were delayed by it and still exist, delivered or not.
+        stored: Messages that were delayed by it and still exist, delivered or not; None if they may not be seen.
         last_stored_ms: Time of the last one (epoch ms); None if there are no messages.
     """
 
     level: int
     delay_ms: int
-    stored: int
+    stored: int | None
     last_stored_ms: int | None
 
 
@@ -107,13 +111,14 @@ def levels(site: Site, call: Call) -> HttpResponse:
     with site.reading() as access:
         known = access.admin.delay_levels_ms()
         by_level: dict[int, list[QueueSpan]] = {}
-        for span in _spans(access):
+        spans = _spans(access)
+        for span in spans or ():
             by_level.setdefault(span.queue.queue_id + 1, []).append(span)
         rows = [
             LevelRow(
                 level,
                 delay_ms,
-                sum(span.message_count for span in by_level.get(level, [])),
+                None if spans is None else sum(span.message_count for span in by_level.get(level, [])),
                 max((each.last_stored_ms or 0 for each in by_level.get(level, [])), default=0) or None,
             )
             for level, delay_ms in enumerate(known or access.broker.delay_levels_ms, start=1)
@@ -124,11 +129,77 @@ def levels(site: Site, call: Call) -> HttpResponse:
     return site.page(call, "levels.html", rows=rows, is_known=known is not None, retries=retries)
 
 
-def _spans(access: BrokerAccess) -> list[QueueSpan]:
+def _spans(access: BrokerAccess) -> list[QueueSpan] | None:
+    """Return the queues of the levels; None if an account may not see messages of all topics."""
     try:
         return access.admin.queue_spans(SCHEDULE_TOPIC)
     except UnknownNameError:  # a cluster creates it with its first delayed message
         return []
+    except NoRightError:
+        return None
 
 
-ROUTES: Routes = {("GET", "/topics"): topics, ("GET", "/groups"): groups, ("GET", "/levels"): levels}
+# --- new ones, and deletions --------------------------------------------------------------------
+
+_QUEUES = 4
+_POSITIONS = {"first": OffsetPosition.EARLIEST, "latest": OffsetPosition.LATEST}
+
+
+def _new_topic(call: Call) -> ChangeForm:
+    topic, count = call.needed_field("topic"), call.number_field("queues") or _QUEUES
+    after = call.url("/topics", name=topic)
+    create = "/topics/create"
+    return ChangeForm(
+        lambda access: TopicCreated(access, topic, count), "Create topic", ("topic", "queues"), call.url(create), after
+    )
+
+
+def _gone_topic(call: Call) -> ChangeForm:
+    topic = call.needed_field("topic")
+    back = call.url("/topics", name=topic)
+    return ChangeForm(lambda access: TopicDeleted(access, topic), "Delete topic", ("topic",), back, call.url("/topics"))
+
+
+def _new_group(call: Call) -> ChangeForm:
+    group, topic, position = call.needed_field("group"), call.needed_field("topic"), call.field("position")
+    if position not in _POSITIONS:
+        raise MessageError(f"position must be one of {', '.join(_POSITIONS)}, got {position!r}")
+
+    def build(access: BrokerAccess) -> Change:
+        return GroupCreated(access, group, topic, _POSITIONS[position])
+
+    after = call.url("/groups", name=group)
+    return ChangeForm(build, "Create group", ("group", "topic", "position"), call.url("/groups/create"), after)
+
+
+def _gone_group(call: Call) -> ChangeForm:
+    group = call.needed_field("group")
+    back = call.url("/groups", name=group)
+    return ChangeForm(
+        lambda access: GroupForgotten(access, group), "Delete group", ("group",), back, call.url("/groups")
+    )
+
+
+def topic_form(site: Site, call: Call) -> HttpResponse:
+    """Return the form for a new topic."""
+    return site.page(call, "topic_new.html", queues=_QUEUES)
+
+
+def group_form(site: Site, call: Call) -> HttpResponse:
+    """Return the form for a new group."""
+    with site.reading() as access:
+        names = access.admin.readable_topics()
+    return site.page(call, "group_new.html", topics=names)
+
+
+ROUTES: Routes = {
+    ("GET", "/topics"): topics,
+    ("GET", "/groups"): groups,
+    ("GET", "/levels"): levels,
+    ("GET", "/topics/create"): topic_form,
+    ("GET", "/groups/create"): group_form,
+    **change_pages("/topics/create", _new_topic),
+    **change_pages("/topics/delete", _gone_topic),
+    **change_pages("/groups/create", _new_group),
+    **change_pages("/groups/delete", _gone_group),
+}

@@ -11,6 +11,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -117,6 +118,7 @@ class AuditLog:
         self.path = path = None if path is None else absolute_path(path)
         self._clock = clock
         self._user = user
+        self._shown: str | None = None
         self._event = event
         self._lock = threading.Lock()
         self._kept: deque[tuple[dict[str, Any], OldValues | None]] = deque(maxlen=2 * _KEPT)
@@ -128,6 +130,17 @@ class AuditLog:
                 raise ConfigurationError(
                     f"the audit log {path} cannot be written: {exc.strerror or exc}; choose another file"
                 ) from exc
+
+    def of(self, user: str, *, only_own: bool = False) -> AuditLog:
+        """Return this log for one user: each change that it writes has the name of the user.
+
+        Args:
+            only_own: It has only the changes of the user to read.
+        """
+        found = copy(self)
+        found._user = user
+        found._shown = user if only_own else None
+        return found
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -201,6 +214,8 @@ class AuditLog:
             if record.get("undo_of") and record["state"] == "succeeded":
                 undone[record["undo_of"]] = record["id"]
         for each_id, (record, values) in merged.items():
+            if self._shown is not None and record.get("user") != self._shown:
+                continue
             facts = {name: value for name, value in record.items() if name not in (*_FIRST_FIELDS, "old", "old_file")}
             author = record.get("user") or record.get("remote") or "unknown"
             yield LoggedChange(

@@ -162,14 +162,17 @@ def forget_group(access: BrokerAccess, group: str) -> GroupInfo:
 class GroupForgotten(Change):
     """Deletion of the committed offsets of a group that is gone.
 
+    Args:
+        target: Further fields of the audit log.
+
     Raises:
         UnknownNameError: There is no such group.
     """
 
     is_by_queue: ClassVar[bool] = True
 
-    def __init__(self, access: BrokerAccess, group: str) -> None:
-        super().__init__("offsets.forget", {"group": group})
+    def __init__(self, access: BrokerAccess, group: str, **target: object) -> None:
+        super().__init__("offsets.forget", {"group": group, **target})
         self._access = access
         self.group = access.admin.group(group)
 

@@ -16,7 +16,7 @@ from mqtemplate.operations.progress import LagTrend, Trend, behind_ms
 from mqtemplate.pending import PendingQuery
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import DiskUsage
-from mqtemplate.topics import DLQ_TOPIC_PREFIX
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, is_schedule_group
 
 _MINUTE_MS = 60_000
 _DAY_MS = 86_400_000
@@ -108,7 +108,9 @@ def read_broker(access: BrokerAccess, path: Path | None) -> BrokerReading:
     Args:
         path: The store directory; None if it is not on this machine.
     """
-    broker, groups = access.broker, access.admin.groups()
+    broker = access.broker
+    # The groups of schedules have times as offsets, and no messages of applications.
+    groups = [each for each in access.admin.groups() if not is_schedule_group(each.name)]
     now_ms = broker.clock.now_ms()
     letters = {name: each.open for name, each in DeadLetters(access).counts().items() if each.open}
     return BrokerReading(

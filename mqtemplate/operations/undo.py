@@ -10,9 +10,17 @@ from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import LoggedChange, OldValue
 from mqtemplate.operations.bulk import OnProgress
 from mqtemplate.operations.changes import LISTENER_SEEK, Change, ChangePreview, ChangeResult, PreviewCounter
+from mqtemplate.operations.creation import TopicCreated, TopicDeleted
 from mqtemplate.operations.dead_letters import DeadLetterMessage, DeadLetters, LetterFilter, LetterMarks, LetterState
-from mqtemplate.operations.delayed import CancelUndone, DueTimesRestored
-from mqtemplate.operations.offsets import restored_offsets
+from mqtemplate.operations.delayed import (
+    CancelUndone,
+    DelayedOperations,
+    DueTimesRestored,
+    PendingAction,
+    PendingChange,
+    PendingMessagesChange,
+)
+from mqtemplate.operations.offsets import GroupForgotten, restored_offsets
 
 _RESET = ("offsets.reset", "offsets.forget")
 _MOVED = ("delayed.deliver", "delayed.shift", "delayed.move")
@@ -29,9 +37,41 @@ def why_not_undone(change: LoggedChange) -> str | None:
     """Return the reason why a change cannot be undone at the broker; None if it can be."""
     if change.undone_by is not None:
         return f"it was undone already, by change {change.undone_by}"
+    if change.action in _BY_FACTS and change.state == "succeeded":
+        return _BY_FACTS[change.action](change)
     if change.action not in (*_RESET, *_MOVED, "delayed.cancel", "dead_letters.purge"):
         return _REASONS.get(change.action, f"{change.action} has no undo; make the opposite change")
     return None if change.old.exists else "its values of before were not kept, or there were none"
+
+
+def _why_not_cancelled(change: LoggedChange) -> str | None:
+    is_pending = change.facts.get("due") is not None and change.facts.get("handle") is not None
+    return None if is_pending else "the message was sent, and listeners may have handled it"
+
+
+def _why_not_deleted(change: LoggedChange) -> str | None:
+    return "queues of a topic cannot be removed" if change.facts.get("queues_before") else None
+
+
+_BY_FACTS: Mapping[str, Callable[[LoggedChange], str | None]] = {
+    # action -> the reason why it cannot be undone; without old values
+    "messages.send": _why_not_cancelled,
+    "topics.create": _why_not_deleted,
+    "topics.delete": lambda _: None,
+    "groups.create": lambda _: None,
+}
+
+
+def _undo_by_facts(access: BrokerAccess, change: LoggedChange) -> Change:
+    facts, target = change.facts, {"undo_of": change.id}
+    if change.action == "topics.create":
+        return TopicDeleted(access, str(facts["topic"]), **target)
+    if change.action == "topics.delete":
+        return TopicCreated(access, str(facts["topic"]), int(facts["queues"]), **target)
+    if change.action == "groups.create":
+        return GroupForgotten(access, str(facts["group"]), **target)
+    handle, cancel = str(facts["handle"]), PendingChange(PendingAction.CANCEL)
+    return PendingMessagesChange(access, lambda each: DelayedOperations(each).chosen([handle]), cancel, target)
 
 
 def undo_change(access: BrokerAccess, change: LoggedChange) -> Change:
@@ -43,6 +83,8 @@ def undo_change(access: BrokerAccess, change: LoggedChange) -> Change:
     if (reason := why_not_undone(change)) is not None:
         raise MessageError(f"change {change.id} ({change.action}) cannot be undone: {reason}")
     target = {"undo_of": change.id}
+    if change.action in _BY_FACTS:
+        return _undo_by_facts(access, change)
     if change.action in _RESET:
         group, topic = str(change.facts["group"]), change.facts.get("topic")
         return restored_offsets(access, group, change.old(), topic=topic, **target)

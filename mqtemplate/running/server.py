@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.broker import AccountSettings, AclSection, ServerSettings, ServerTlsSettings
+from mqtemplate.context.settings.broker import ServerSettings, ServerTlsSettings, acl_settings
 from mqtemplate.context.settings.rocketmq import EmbeddedStore
 from mqtemplate.context.settings.source import read_again
 from mqtemplate.errors import ConfigurationError
@@ -19,7 +19,8 @@ from mqtemplate.message import HostAddress
 from mqtemplate.processes import prompt_threads
 from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.running.reload import LOG_LEVEL, ConfigReload, ReloadablePart, delay_levels
-from mqtemplate.server.acl.settings import Account, AclSettings, Right
+from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.settings import Account, AclSettings
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
@@ -53,7 +54,7 @@ def local_cluster(
             # With SYNC_FLUSH a response waits for the disk, and a poll would take the interpreter lock from the flush.
             busy_poll_us=0 if flushes_each else server.busy_poll_us,
         ),
-        acl=_acl(server.acl, own),
+        acl=acl_settings(server.acl, own),
     )
 
 
@@ -69,7 +70,7 @@ def reloadable_parts(cluster: LocalCluster[EmbeddedBroker], own: Account | None 
     """
 
     def use_accounts(settings: AppSettings) -> None:
-        acl = _acl(settings.mqtemplate.server.acl, own)
+        acl = acl_settings(settings.mqtemplate.server.acl, own)
         if acl is None:
             raise ConfigurationError(
                 "mqtemplate.server.acl.enabled is false now, which a restart only can do; the accounts stay as they are"
@@ -122,28 +123,13 @@ def _tls(tls: ServerTlsSettings) -> ServerTls | None:
     )
 
 
-def _acl(acl: AclSection, own: Account | None) -> AclSettings | None:
-    if not acl.enabled and own is None:
-        return None
-    accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
-    return AclSettings(
-        accounts=tuple(accounts),
-        replay_window_ms=acl.replay_window_ms,
-        sign_routes=acl.sign_routes,
-        is_private=not acl.enabled,
-    )
+def accounts_part(access: AccessControl) -> ReloadablePart:
+    """Return the part of a program that has the accounts of the settings and no server."""
 
+    def use_accounts(settings: AppSettings) -> None:
+        access.change_accounts(acl_settings(settings.mqtemplate.server.acl) or AclSettings())
 
-def _account(account: AccountSettings) -> Account:
-    return Account(
-        access_key=account.access_key,
-        secret_key=account.secret_key.get_secret_value(),
-        admin=account.admin,
-        default_topic_perm=Right.parse(account.default_topic_perm),
-        default_group_perm=Right.parse(account.default_group_perm),
-        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
-        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
-    )
+    return ReloadablePart(("mqtemplate.server.acl",), use_accounts)
 
 
 _ANY_PORT = HostAddress("127.0.0.1", 0)
@@ -152,7 +138,7 @@ _ANY_PORT = HostAddress("127.0.0.1", 0)
 @contextmanager
 def shared_server(
     settings: AppSettings, workers: int, report: Callable[[str], None]
-) -> Iterator[tuple[LocalServerAddress | None, EmbeddedBroker | None]]:
+) -> Iterator[tuple[LocalServerAddress | None, LocalCluster[EmbeddedBroker] | None]]:
     """Serve the store directory of the settings inside the context, if several workers are to share it.
 
     A directory belongs to one user, and a port of 127.0.0.1 is open to all users of the machine. So a client needs an
@@ -160,7 +146,7 @@ def shared_server(
     directory.
 
     Returns:
-        Address and account for the workers, and the broker behind it; None if they use the broker and the account of
+        Address and account for the workers, and the server; None if they use the broker and the account of
         the configuration.
 
     Raises:
@@ -201,7 +187,7 @@ def shared_server(
         )
         address.write(settings.store_path)
         running.callback(LocalServerAddress.remove, settings.store_path)
-        yield address, cluster.engine
+        yield address, cluster
 
 
 def _is_open_to_all(settings: AppSettings) -> bool:

@@ -21,16 +21,24 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from mqtemplate.broker import Broker
 from mqtemplate.context.application import MQApplication
+from mqtemplate.context.logging import show_events
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.signals import LONGEST_WAIT_S, handled_signals
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.event_log import get_logger, has_handlers
 from mqtemplate.extras import install_command
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.running.reload import reload_of
 from mqtemplate.running.target import READY, RunOptions, load_application
+
+if TYPE_CHECKING:
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.server.broker_server import LocalCluster
+
+_log = get_logger("mqtemplate.run")
 
 
 class WorkerProcess(subprocess.Popen[bytes]):
@@ -166,11 +174,12 @@ Report = Callable[[str], None]
 """Function that prints a line for people."""
 
 Management = Callable[
-    [AppSettings, Broker | None, Callable[[], Mapping[str, int | None]]], AbstractContextManager[Path | None]
+    [AppSettings, "LocalCluster[EmbeddedBroker] | None", Callable[[], Mapping[str, int | None]]],
+    AbstractContextManager[Path | None],
 ]
 """Function that serves the management address of all workers in a context.
 
-It takes the settings, the broker that this process serves to the workers, and a function that returns the workers:
+It takes the settings, the server of this process for the workers, and a function that returns the workers:
 number -> process id, None while none runs. It yields the folder in which the workers make themselves known; None
 without an address."""
 
@@ -252,13 +261,19 @@ class Supervisor:
         Raises:
             MQTemplateError: The server for the workers cannot start, or files cannot be watched.
         """
+        count = len(self._slots)
+        with self._shown_events():
+            self._run(count)
+            self._report("stopped")
+        return self._exit_code
+
+    def _run(self, count: int) -> None:
         from mqtemplate.running.server import shared_server  # only needed for several processes
 
-        count = len(self._slots)
         with (
             handled_signals(self._on_signal, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
-            shared_server(self._settings, count, self._report) as (server, broker),
-            self._management(self._settings, broker, self._workers) as group,
+            shared_server(self._settings, count, self._report) as (server, cluster),
+            self._management(self._settings, cluster, self._workers) as group,
             file_changes(self._watched, lambda files: self._calls.put(lambda: self._reload(_named(files)))),
         ):
             self._options = dataclasses.replace(self._options, group=None if group is None else str(group))
@@ -276,8 +291,24 @@ class Supervisor:
                 with suppress(queue.Empty):
                     self._calls.get(timeout=self._wait_s())()
                 self._do_what_is_due()
-        self._report("stopped")
-        return self._exit_code
+
+    @contextmanager
+    def _shown_events(self) -> Iterator[None]:
+        """Show the events of this process inside the context as a worker shows its own, and the reports among them.
+
+        On a console the reports are for people, and stay as they are.
+        """
+        logging = self._settings.mqtemplate.logging
+        if not logging.enabled or has_handlers():
+            yield
+            return
+        if logging.format == "JSON":
+            self._report = lambda text: _log.info("supervisor.reported", text=text)
+        undo = show_events(logging)
+        try:
+            yield
+        finally:
+            undo()
 
     def _workers(self) -> dict[str, int | None]:
         """Return the process id of each worker; None while none runs. Called by any thread."""

@@ -24,7 +24,7 @@ from mqtemplate.console import Actuator, ManagementServer
 from tests.cli.running import CommandLine, place, prepare
 from tests.programs import end_group, finish
 from tests.server.process import BrokerProcess
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
@@ -133,8 +133,6 @@ def test_a_message_is_cancelled_through_the_printed_link(tmp_path: Path) -> None
 
 
 def _last_line(audit: Path, state: str) -> dict[str, object]:
-    from tests.waiting import eventually
-
     eventually(lambda: f'"{state}"' in audit.read_text("utf-8"), "the change is done")
     found: dict[str, object] = json.loads(audit.read_text("utf-8").splitlines()[-1])
     return found
@@ -298,3 +296,73 @@ def test_an_address_in_use_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
 
     assert result.code == 1
     assert f"127.0.0.1:{port} cannot be used" in result.errors
+
+
+# --- several, and accounts ----------------------------------------------------------------------
+
+ACCOUNTS = """
+mqtemplate:
+  server:
+    acl:
+      enabled: true
+      accounts:
+"""
+SECRET = "s3cret-of-all"
+
+
+def account(name: str, *more: str) -> str:
+    return f"        - {{{', '.join((f'access-key: {name}', f'secret-key: {SECRET}', *more))}}}\n"
+
+
+def test_several_are_on_one_address_and_one_that_does_not_answer_stops_nothing(tmp_path: Path) -> None:
+    with place("folder", tmp_path, prepare), socket.create_server(("127.0.0.1", 0)) as closed:
+        absent = f"127.0.0.1:{closed.getsockname()[1]}"
+        closed.close()
+        names = ("-n", f"eu=embedded:{tmp_path / 'store'}", "-n", absent, "--url", f"http://{absent}")
+        with dashboard(*names, "--config", str(tmp_path)) as link:
+            client, base = Client(), base_of(link)
+            client.get(link)
+            topics = client.get(f"{base}at/eu/topics")
+            failed = client.get(f"{base}at/{absent.replace(':', '-')}/topics")
+            overview = client.get(base)[1]
+
+    assert (topics[0], "orders" in topics[1]) == (200, True)
+    assert (failed[0], "no name server answers" in failed[1]) == (503, True)
+    assert 'href="/at/eu/"' in overview
+
+
+def test_names_that_are_given_twice_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = CommandLine("", tmp_path, capsys)
+
+    result = run.plain("dashboard", "-n", "a=127.0.0.1:1", "-n", "a=127.0.0.1:2", "--config", str(tmp_path))
+
+    assert result.code == 2
+    assert "a is given twice; give each a name of its own, as --name-server a-2=127.0.0.1:2" in " ".join(
+        result.errors.split()
+    )
+
+
+def test_accounts_sign_in_and_a_removed_one_is_signed_out(tmp_path: Path) -> None:
+    """The dashboard command and the server read their configuration again, each by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    management = f"  management: {{enabled: true, port: {port}, token: {TOKEN}, dashboard: {{enabled: true}}}}\n"
+    config = tmp_path / "application.yml"
+    owner = account("owner-1", "admin: true") + management
+    config.write_text(ACCOUNTS + account("night-shift", "role: operator") + owner)
+    keys = f"access_key=night-shift&secret_key={SECRET}&form_end=complete".encode()
+    store = ("--store", str(tmp_path / "other" / "store"), "--config", str(tmp_path))
+    with (
+        BrokerProcess(tmp_path, "--config", str(tmp_path)),
+        place("folder", tmp_path / "other", prepare),
+        dashboard(*store) as link,
+    ):
+        clients = {f"http://127.0.0.1:{port}/dashboard/": Client(), base_of(link): Client()}
+        pages = [client.get(f"{base}sign-in", keys)[1] for base, client in clients.items()]
+        before = [client.get(f"{base}topics")[0] for base, client in clients.items()]
+        config.write_text(ACCOUNTS + owner)
+        for base, client in clients.items():
+            eventually(lambda: client.get(f"{base}topics")[0] == 401, f"the session at {base} ends")  # noqa: B023
+
+    assert [("night-shift" in page, "operator" in page) for page in pages] == [(True, True)] * 2
+    assert before == [200, 200]

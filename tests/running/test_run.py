@@ -232,3 +232,23 @@ def test_workers_have_one_management_address_that_survives_a_kill(shop: Path) ->
     assert [(each["worker"], each["state"]) for each in paused["workers"]] == [("1", "paused"), ("2", "paused")]
     assert {each["worker"]: each["pid"] for each in again["workers"]}["2"] != int(pids["2"])
     assert list((shop / f"mqtemplate-{os.getuid()}").iterdir()) == []
+
+
+def test_the_supervisor_writes_its_lines_in_the_log_format_of_the_application(shop: Path) -> None:
+    with (shop / "application.yml").open("a", encoding="utf-8") as file:
+        file.write("\nmqtemplate: {logging: {format: json}}\n")
+    with run(shop, "--workers", "1") as program:
+        program.wait_for(r'^.*"text": "worker 1 \(process \d+\) is ready".*$')
+        program.stop()
+
+    events = [json.loads(line) for line in program.output.splitlines() if line.startswith("{")]
+    own = [each for each in events if each["event"] == "supervisor.reported"]
+    assert own[-1]["text"] == "stopped"
+    assert {each["level"] for each in own} == {"info"}
+
+
+def test_the_supervisor_shows_the_events_of_its_server(shop: Path) -> None:
+    with run(shop, "--workers", "2") as program:
+        program.wait_for(r"^worker \d \(process \d+\) is ready$", 2)
+        program.wait_for(r"^.*server\.topic_created.*topic=orders.*$")
+        program.stop()

@@ -203,6 +203,13 @@ class EmbeddedAdmin(BrokerAdmin):
             return None
         return messages[0].store_timestamp if messages else None
 
+    def delete_topic(self, topic: str) -> None:
+        engine = self._engine
+        if not engine.topics.delete(topic):
+            raise unknown_name("topic", topic, self.topic_names())
+        engine.routes.refresh(topic)
+        engine.offsets.forget(topic=topic)
+
     def groups_of(self, topic: str) -> list[str]:
         members = self._engine.groups.local.members
         subscribed = {

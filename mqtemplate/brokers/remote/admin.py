@@ -103,6 +103,13 @@ class RemoteAdmin(BrokerAdmin):
             raise unknown_name("topic", topic, self.topic_names())
         return sorted(found, key=lambda span: span.queue)
 
+    def delete_topic(self, topic: str) -> None:
+        header = TopicNameRequestHeader(topic=self._names.wrap(topic))
+        for address in self._masters().values():
+            request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
+            self._context.call(address, request, f"delete topic {topic!r}")
+        self._context.routes.name_servers.delete_topic(topic)
+
     def groups_of(self, topic: str) -> list[str]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))
         code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO

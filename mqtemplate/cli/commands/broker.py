@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.broker import ServerSettings
     from mqtemplate.http.exchange import HttpHandler
+    from mqtemplate.server.acl.access import AccessControl
     from mqtemplate.server.broker_server import LocalCluster
 
 
@@ -179,7 +180,8 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
         return
     from mqtemplate.console.server import management_address
 
-    with observed(cluster.engine, settings) as (actuator, mounted), ExitStack() as closing:
+    observing = observed(cluster.engine, settings, cluster.broker.core.access)
+    with observing as (actuator, mounted), ExitStack() as closing:
         if management.port is not None:
             address = management_address(settings, actuator, mounted, "broker")
             closing.callback(address.stop)
@@ -188,8 +190,14 @@ def _management(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) ->
 
 
 @contextmanager
-def observed(broker: Broker, settings: AppSettings) -> Iterator[tuple[Actuator, Mapping[str, HttpHandler]]]:
-    """Yield the actuator of a process that has a broker and no listeners, and what the settings mount beside it."""
+def observed(
+    broker: Broker, settings: AppSettings, accounts: AccessControl | None = None
+) -> Iterator[tuple[Actuator, Mapping[str, HttpHandler]]]:
+    """Yield the actuator of a process that has a broker and no listeners, and what the settings mount beside it.
+
+    Args:
+        accounts: The accounts of the server of the broker, which may sign in to the dashboard.
+    """
     from mqtemplate.console.actuator import ActuatorSources, managed_actuator
     from mqtemplate.context.settings.source import explain_settings
     from mqtemplate.observability.health import HealthChecks, broker_checks
@@ -216,7 +224,7 @@ def observed(broker: Broker, settings: AppSettings) -> Iterator[tuple[Actuator, 
             check_installed()
             from mqtemplate.console.dashboard import managed_dashboard
 
-            dashboard = managed_dashboard(broker, actuator, management, name)
+            dashboard = managed_dashboard(broker, actuator, management, name, accounts)
             closing.callback(dashboard.close)
             mounted[MOUNT] = dashboard.handle
         yield actuator, mounted

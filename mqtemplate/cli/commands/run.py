@@ -23,8 +23,11 @@ from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.http.exchange import HttpHandler
+    from mqtemplate.server.acl.access import AccessControl
+    from mqtemplate.server.broker_server import LocalCluster
 
 _FILES = {
     # file of the project -> its template beside this package
@@ -160,7 +163,9 @@ def run(
 
 @contextmanager
 def _management(
-    settings: AppSettings, broker: Broker | None, workers: Callable[[], Mapping[str, int | None]]
+    settings: AppSettings,
+    cluster: LocalCluster[EmbeddedBroker] | None,
+    workers: Callable[[], Mapping[str, int | None]],
 ) -> Iterator[Path | None]:
     """Serve the management address of all workers, and yield the folder in which they make themselves known.
 
@@ -176,13 +181,14 @@ def _management(
     from mqtemplate.observability.health import HealthChecks
 
     with ExitStack() as closing:
-        if broker is None and management.dashboard.enabled and (cluster := cluster_of(settings)) is not None:
-            broker = closing.enter_context(cluster)
+        broker: Broker | None = None if cluster is None else cluster.engine
+        if broker is None and management.dashboard.enabled and (remote := cluster_of(settings)) is not None:
+            broker = closing.enter_context(remote)
         mounted: Mapping[str, HttpHandler] = {}
         if broker is None:
             actuator = managed_actuator(ActuatorSources(health=HealthChecks({}), name=management.name), management)
         else:
-            actuator, mounted = closing.enter_context(observed(broker, settings))
+            actuator, mounted = closing.enter_context(observed(broker, settings, _accounts(settings, cluster)))
         group = joined_group(actuator, management, _group_folder(settings), "parent", workers, is_several=True)
         if group is None:
             raise _no_folder()
@@ -192,6 +198,16 @@ def _management(
         if address.is_served_here:
             print_line(f"management of all workers: http://{address.address}/actuator", sys.stderr)
         yield group.folder
+
+
+def _accounts(settings: AppSettings, cluster: LocalCluster[EmbeddedBroker] | None) -> AccessControl | None:
+    """Return the accounts of the server for the workers; those of the settings if another server has them."""
+    if cluster is not None:
+        return cluster.broker.core.access
+    from mqtemplate.context.settings.broker import acl_settings
+    from mqtemplate.server.acl.access import AccessControl
+
+    return AccessControl(acl_settings(settings.mqtemplate.server.acl))
 
 
 def _group_folder(settings: AppSettings) -> Path:

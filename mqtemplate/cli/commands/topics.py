@@ -163,13 +163,17 @@ def groups(
 ) -> None:
     """List consumer groups with their lag, or members, subscriptions and queues of one group.
 
-    BEHIND is the age of the oldest message that the group has not consumed.
+    BEHIND is the age of the oldest message that the group has not consumed. Groups of schedules are not listed: see
+    'mqtemplate schedules ls'.
     """
+    from mqtemplate.topics import is_schedule_group
+
     with call.access() as access:
         if group is not None:
             _show_group(call, access.admin.group(group), access)
             return
-        records = [_group_record(each, access) for each in access.admin.groups()]
+        found = [each for each in access.admin.groups() if not is_schedule_group(each.name)]
+        records = [_group_record(each, access) for each in found]
     call.output.table(records, _GROUP_COLUMNS, "no groups")
 
 

@@ -35,6 +35,7 @@ from mqtemplate.delay.settings import DelayLevels, TopicShape
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
+from mqtemplate.server.acl.settings import Account, AccountRole, AclSettings, Right
 from mqtemplate.server.state.settings import ServerOptions
 from mqtemplate.store.settings import parse_delete_when
 from mqtemplate.topics import check_send_topic
@@ -142,7 +143,9 @@ class AccountSettings(Properties):
     secret_key: SecretStr
     """Secret key that signs the requests; it is never sent."""
     admin: bool = False
-    """True: all requests are allowed, administrative ones too."""
+    """True: all requests are allowed, administrative ones too; in the dashboard the role admin."""
+    role: Annotated[Literal["VIEWER", "OPERATOR"], UpperCase] = "VIEWER"
+    """In the dashboard, of an account without ``admin``: a viewer only reads, an operator changes messages too."""
     default_topic_perm: _Right = "DENY"
     """Permission on topics that are not in ``topic-perms``: PUB, SUB, PUB|SUB, or DENY."""
     default_group_perm: _Right = "DENY"
@@ -159,8 +162,8 @@ class AclSection(Properties):
     enabled: bool = False
     """True: one of the accounts must sign each request."""
     accounts: tuple[AccountSettings, ...] = ()
-    """A list; each has ``access-key``, ``secret-key``, ``admin``, ``default-topic-perm``, ``default-group-perm``,
-    ``topic-perms`` and ``group-perms``."""
+    """A list; each has ``access-key``, ``secret-key``, ``admin``, ``role``, ``default-topic-perm``,
+    ``default-group-perm``, ``topic-perms`` and ``group-perms``."""
     sign_routes: bool = False
     """True: requests for routes and addresses must be signed too. False: everyone who can connect learns the names of
     topics and the addresses of brokers, as from RocketMQ's name server; some clients never sign these requests."""
@@ -176,6 +179,36 @@ class AclSection(Properties):
         if self.enabled and not self.accounts:
             raise ContradictionError("is true, but there are no accounts: no client could connect", "enabled")
         return self
+
+
+def acl_settings(acl: AclSection, own: Account | None = None) -> AclSettings | None:
+    """Return the access control of the settings; None if it is disabled.
+
+    Args:
+        own: A further account. With it access control is on in any case.
+    """
+    if not acl.enabled and own is None:
+        return None
+    accounts = [*map(_account, acl.accounts), *([] if own is None else [own])]
+    return AclSettings(
+        accounts=tuple(accounts),
+        replay_window_ms=acl.replay_window_ms,
+        sign_routes=acl.sign_routes,
+        is_private=not acl.enabled,
+    )
+
+
+def _account(account: AccountSettings) -> Account:
+    return Account(
+        access_key=account.access_key,
+        secret_key=account.secret_key.get_secret_value(),
+        admin=account.admin,
+        role=AccountRole[account.role],
+        default_topic_perm=Right.parse(account.default_topic_perm),
+        default_group_perm=Right.parse(account.default_group_perm),
+        topic_perms={topic: Right.parse(right) for topic, right in account.topic_perms.items()},
+        group_perms={group: Right.parse(right) for group, right in account.group_perms.items()},
+    )
 
 
 class ServerTlsSettings(Properties):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Flag
+from enum import Enum, Flag
 from typing import NamedTuple
 
 from mqtemplate.errors import ConfigurationError
@@ -38,6 +38,18 @@ class Right(Flag):
 
     def __str__(self) -> str:
         return "|".join(right.name or "" for right in Right if right in self) if self else "DENY"
+
+
+class AccountRole(Enum):
+    """AccountRole of an account in the dashboard. Each has the rights of the ones before it.
+
+    A viewer reads what its rights to topics and groups allow, an operator also changes messages and offsets there, and
+    an admin does everything, on all topics and groups.
+    """
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
 
 
 class Need(NamedTuple):
@@ -79,6 +91,7 @@ class Account:
     Attributes:
         secret_key: Key that requests are signed with. It is neither sent nor shown.
         admin: True if the account has all rights, administration included.
+        role: AccountRole in the dashboard; of an account with *admin* it is always ``AccountRole.ADMIN``.
         default_topic_perm: Rights to topics that are not in *topic_perms*. They do not include the topics in which the
             broker stores messages of other topics: delayed messages, half messages. Of the trace topic they include PUB
             only: clients with tracing send to it, and it has the ids and keys of all topics.
@@ -87,7 +100,7 @@ class Account:
             with another key. What they send counts as sent by the owner.
 
     Raises:
-        ConfigurationError: A key is too short.
+        ConfigurationError: A key is too short, or the role is admin without *admin*.
     """
 
     access_key: str
@@ -98,8 +111,16 @@ class Account:
     topic_perms: Mapping[str, Right] = field(default_factory=dict)
     group_perms: Mapping[str, Right] = field(default_factory=dict)
     is_owner: bool = False
+    role: AccountRole = AccountRole.VIEWER
 
     def __post_init__(self) -> None:
+        if self.admin:
+            object.__setattr__(self, "role", AccountRole.ADMIN)
+        elif self.role is AccountRole.ADMIN:
+            raise ConfigurationError(
+                f"account {self.access_key!r} has role admin, and admin is false; set admin: true, or give the role "
+                "viewer or operator"
+            )
         for name, value in (("access-key", self.access_key), ("secret-key", self.secret_key)):
             if len(value) < _MIN_KEY_LENGTH:
                 raise ConfigurationError(

@@ -9,6 +9,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mqtemplate.brokers.remote.cluster.failures import check_response
@@ -21,7 +22,7 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.admin import GetRouteInfoRequestHeader
+from mqtemplate.remoting.protocol.headers.admin import DeleteTopicFromNamesrvRequestHeader, GetRouteInfoRequestHeader
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
 _log = get_logger("mqtemplate.remote")
@@ -103,6 +104,15 @@ class NameServers:
         names = TopicList.decode(check_response(response, "get the topics of the cluster", address).body).topic_list
         own = map(self._namespace.unwrap, names)
         return [topic for topic, name in zip(own, names, strict=True) if self._namespace.wrap(topic) == name]
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic from the routes of all name servers that answer; the others have no routes after a restart."""
+        header = DeleteTopicFromNamesrvRequestHeader(topic=self._namespace.wrap(topic))
+        for address in self._addresses:
+            request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+            with suppress(RemoteConnectError, RemoteTimeoutError):
+                response = self._invoke_at(address, request, self._timeout_ms)
+                check_response(response, f"delete the routes of topic {topic!r}", address)
 
     def cluster_info(self) -> ClusterInfo:
         """Return all brokers of the cluster."""
