@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,9 @@ from mqtemplate.console.histogram import (
     Counted,
     DueHistogram,
     histogram,
+    local_time,
     pending_counts,
+    pending_topics,
     unit_of,
 )
 from mqtemplate.console.rendering import render
@@ -37,7 +40,7 @@ from mqtemplate.pending import PendingMessage, PendingQuery
 _PAGE = 50
 _FIRST_PAINT_S = 0.02
 _PATIENT_S = 60.0
-_SPANS = (("minute", HOUR_MS), ("hour", 2 * DAY_MS), ("day", 30 * DAY_MS))
+_EVENING, _MORNING = 18, 6
 
 
 def delayed(site: Site, call: Call) -> HttpResponse:
@@ -56,9 +59,11 @@ def delayed(site: Site, call: Call) -> HttpResponse:
         "now_ms": now_ms,
         "can_change": can_change,
         "spans": [
-            (name, call.same_page(**{"from": now_ms, "to": now_ms + length, "cursor": None})) for name, length in _SPANS
+            (name, call.same_page(**{"from": start, "to": end, "span": name, "cursor": None}))
+            for name, start, end in _spans(now_ms)
         ],
-        "everything": call.same_page(**{"from": None, "to": None, "cursor": None}),
+        "span": call.text("span"),
+        "everything": call.same_page(**{"from": None, "to": None, "span": None, "cursor": None}),
         "timeline": timeline,
         "listing": listing,
     }
@@ -121,15 +126,36 @@ def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, A
                 return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
     except MQTemplateError as exc:
         return {"state": "failed", "histogram": None, "reason": str(exc)}
-    drawn = histogram(counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end))
+    topics = pending_topics(site, wait_s) if query.topic is None and counted.unit_ms <= unit_ms else None
+    drawn = histogram(
+        counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end), topics, now_ms
+    )
     return {
         "state": "counted",
         "histogram": drawn,
         "pending": counted.counts.total,
         "age_s": counted.age_s,
         "now_ms": now_ms,
+        "topic_addresses": {name: call.url("/delayed", **{**call.query, "topic": name}) for name, _ in drawn.topics},
         **_moves(call, drawn),
     }
+
+
+def _spans(now_ms: int) -> list[tuple[str, int, int]]:
+    """Return names, starts and ends of the spans to choose, in the local time zone; a script has the reader's."""
+    now = local_time(now_ms)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    evening = today if now.hour < _MORNING else today + timedelta(hours=_EVENING)
+    morning = today + timedelta(days=0 if now.hour < _MORNING else 1, hours=_MORNING)
+    monday = today + timedelta(days=7 - today.weekday())
+    spans = (
+        ("next hour", now, now + timedelta(hours=1)),
+        ("tonight", evening, morning),
+        ("tomorrow", today + timedelta(days=1), today + timedelta(days=2)),
+        ("this week", now, monday),
+        ("30 days", now, now + timedelta(days=30)),
+    )
+    return [(name, round(start.timestamp() * 1_000), round(end.timestamp() * 1_000)) for name, start, end in spans]
 
 
 def _window(counted: Counted, query: PendingQuery, now_ms: int) -> tuple[int, int]:
@@ -155,7 +181,7 @@ def _moves(call: Call, drawn: DueHistogram) -> dict[str, str | None]:
 
 
 def _address(call: Call, start_ms: int, end_ms: int) -> str:
-    return call.url("/delayed", **{**call.query, "from": start_ms, "to": end_ms, "cursor": None})
+    return call.url("/delayed", **{**call.query, "from": start_ms, "to": end_ms, "span": None, "cursor": None})
 
 
 def _part_address(call: Call, path: str) -> str:

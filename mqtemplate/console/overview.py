@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mqtemplate.broker import TopicInfo
@@ -102,8 +103,12 @@ def _due(site: Site, call: Call, now_ms: int) -> DueHistogram | None:
     buckets = counted.counts.buckets
     start_ms = now_ms // HOUR_MS * HOUR_MS
     end_ms = start_ms + 2 * DAY_MS
-    found = histogram(buckets, start_ms, end_ms, lambda start, end: call.url("/delayed", **{"from": start, "to": end}))
-    return DueHistogram(found.bars, found.unit, found.start_ms, found.end_ms, counted.counts.total)
+
+    def address(start: int, end: int) -> str:
+        return call.url("/delayed", **{"from": start, "to": end})
+
+    found = histogram(buckets, start_ms, end_ms, address, now_ms=now_ms)
+    return replace(found, total=counted.counts.total)
 
 
 def _busiest(topics: list[TopicInfo], stored: dict[str, float]) -> list[TopicInfo]:

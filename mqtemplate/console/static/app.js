@@ -46,6 +46,31 @@ async function keepCurrent() {
   }
 }
 
+// --- spans of time ------------------------------------------------------------------------------
+
+// The server knows its own time zone only: tonight and tomorrow are those of the reader.
+const SPANS = {
+  "next hour": (now) => [now, new Date(now.getTime() + 3600000)],
+  "tonight": (now) => (now.getHours() < 6 ? [day(now, 0), day(now, 0, 6)] : [day(now, 0, 18), day(now, 1, 6)]),
+  "tomorrow": (now) => [day(now, 1), day(now, 2)],
+  "this week": (now) => [now, day(now, 7 - ((now.getDay() + 6) % 7))],
+  "30 days": (now) => [now, day(now, 30, now.getHours())],
+};
+
+function day(now, days, hours = 0) {
+  return new Date(now.getFullYear(), now.getMonth(), now.getDate() + days, hours);
+}
+
+function setSpans() {
+  for (const link of document.querySelectorAll("a[data-span]")) {
+    const [from, to] = SPANS[link.dataset.span](new Date());
+    const address = new URL(link.href);
+    address.searchParams.set("from", from.getTime());
+    address.searchParams.set("to", to.getTime());
+    link.href = address.href;
+  }
+}
+
 // --- the switch of the theme --------------------------------------------------------------------
 
 function switchTheme() {
@@ -179,6 +204,7 @@ function followTopic(table) {
 
 // On a phone the menu is a row that scrolls.
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+setSpans();
 loadParts(document);
 if (document.body.dataset.refresh) setTimeout(keepCurrent, Number(document.body.dataset.refresh) * 1000);
 document.querySelectorAll("[data-stream]").forEach(followTopic);
