@@ -24,6 +24,7 @@ _COMMANDS = {
     "tail": "messages",
     "messages": "messages",
     "status": "topics",
+    "why": "console",
     "topics": "topics",
     "groups": "topics",
     "offsets": "topics",

@@ -1,4 +1,4 @@
-"""Messages by id, by key and by time; one message with its body and its path; the live tail of a topic."""
+"""Messages by id, by key and by time; one message with its body and its path; the search; the live tail of a topic."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from urllib.parse import quote
 
-from mqtemplate.console.site import Call, Routes, Site
+from mqtemplate.console.rendering import render
+from mqtemplate.console.site import HTML, Call, Routes, Site
 from mqtemplate.converters.readable import body_text, short_body, time_text
 from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
-from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.message_path import MessagePath, StepKind, message_path
 from mqtemplate.operations.messages import MessageSearch, Tail, cursor_of, first_of, is_after, parse_cursor
+from mqtemplate.operations.search import origin_topic, search
+from mqtemplate.operations.why_late import ListenerReport, RateOf, measured_rate, why_late
 from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import Selector, TagSelector
 
 _PAGE = 50
-_LATENESS_S = 0.1
-"""Time that a page waits for the late deliveries of the application."""
+_LATENESS_S, _PATIENT_S = 0.1, 5.0
+"""Time that a page waits for the documents of the application, and that a part of it waits."""
 
 
 def messages(site: Site, call: Call) -> HttpResponse:
@@ -35,17 +38,17 @@ def messages(site: Site, call: Call) -> HttpResponse:
     has_more = False
     with site.reading() as access:
         names = access.admin.readable_topics()
-        search = MessageSearch(access)
+        by = MessageSearch(access)
         if topic is None:
             pass
         elif key is not None:
-            found = search.by_key(topic, key, _PAGE, begin_ms or 0, end_ms)
+            found = by.by_key(topic, key, _PAGE, begin_ms or 0, end_ms)
         elif begin_ms is None and end_ms is None and cursor is None:
-            found = search.newest(topic, _PAGE)[::-1]
+            found = by.newest(topic, _PAGE)[::-1]
         else:
             after = parse_cursor(cursor)
             start_ms = max(begin_ms or 0, after[0])
-            matching = (each for each in search.by_time(topic, start_ms, end_ms) if is_after(each, after))
+            matching = (each for each in by.by_time(topic, start_ms, end_ms) if is_after(each, after))
             found, has_more = first_of(matching, _PAGE)
     return site.page(
         call,
@@ -71,9 +74,13 @@ def message(site: Site, call: Call) -> HttpResponse:
         if shown is None and path is None:
             raise UnknownNameError(f"message {msg_id!r} does not exist; it was deleted, or the id is another one")
         now_ms = access.broker.clock.now_ms()
+        state = _application(site, _LATENESS_S)
+        findings = [] if path is None else why_late(access, path, state, _known_rate(site))
     if shown is None and path is not None:
         shown = _last_record(path)
     pending = [] if path is None else [step for step in path.steps if step.kind is StepKind.PENDING]
+    # A rate that is not known yet is measured after the page is shown.
+    part = call.url("/message/why", id=msg_id, topic=topic) if any(each.lacks_rate for each in findings) else None
     return site.page(
         call,
         "message.html",
@@ -82,27 +89,41 @@ def message(site: Site, call: Call) -> HttpResponse:
         path=path,
         pending=pending,
         now_ms=now_ms,
-        late=[] if shown is None else _late_deliveries(site, shown.msg_id),
+        findings=findings,
+        findings_part=part,
+        late=[] if shown is None else [each for each in state.deliveries if each["msgId"] == shown.msg_id],
     )
 
 
-def _late_deliveries(site: Site, msg_id: str) -> list[dict[str, Any]]:
-    """Return the recent late deliveries of a message: one that was released on time may be handled late."""
-    if site.application is None:
-        return []
+def why_part(site: Site, call: Call) -> HttpResponse:
+    """Return why a message is late, as a part of its page: with the rates of its groups, which take seconds."""
+    msg_id, topic = call.needed("id"), call.text("topic")
+    with site.reading() as access:
+        shown = _stored(access, msg_id, topic)
+        origin = topic if shown is None else origin_topic(shown)
+        path = _path(access, msg_id if shown is None else shown.msg_id, origin)
+        state = _application(site, _PATIENT_S)
+        findings = [] if path is None else why_late(access, path, state, measured_rate(access))
+    return HttpResponse(200, render("message_why.html", {"findings": findings, "url": call.url}), HTML)
+
+
+def _known_rate(site: Site) -> RateOf:
+    return site.rates.consumed().get
+
+
+def _application(site: Site, wait_s: float) -> ListenerReport:
+    """Return the application; without an answer in time what the log of the dashboard has."""
     try:
-        cached = site.cache.get("lateness", lambda: site.document("lateness"), _LATENESS_S)
+        cached = site.cache.get("why", lambda: ListenerReport.read(site.document, site.audit), wait_s)
     except MQTemplateError:  # the page shows the path all the same
-        return []
-    document = None if cached is None else cached.value
-    return [] if document is None else [each for each in document["deliveries"] if each["msgId"] == msg_id]
+        cached = None
+    return ListenerReport.read(None, site.audit) if cached is None else cached.value
 
 
 def _stored(access: BrokerAccess, msg_id: str, topic: str | None) -> MessageExt | None:
     """Return the stored message, or the record of a pending one; None if there are no messages."""
-    search = MessageSearch(access)
     try:
-        return search.by_id(msg_id, topic)
+        return MessageSearch(access).by_id(msg_id, topic)
     except UnknownNameError:
         pass  # it may be pending
     found = access.broker.delayed.pending(PendingQuery(key=msg_id, topic=topic), 1).messages
@@ -125,11 +146,26 @@ def _last_record(path: MessagePath) -> MessageExt | None:
     return records[-1] if records else None
 
 
-def origin_topic(message: MessageExt) -> str:
-    """Return the topic that a message was sent to."""
-    found = message.properties
-    by_retry = found.get(Property.DLQ_ORIGIN_TOPIC) or found.get(Property.RETRY_TOPIC)
-    return by_retry or found.get(Property.REAL_TOPIC) or message.topic
+# --- one search for everything ------------------------------------------------------------------
+
+
+def find(site: Site, call: Call) -> HttpResponse:
+    """Return what a text finds, by kind; if only one thing has exactly this name, its page."""
+    text = call.text("q")
+    if text is None:
+        return site.redirect(call.url("/messages"))
+    with site.reading() as access:
+        result = search(access, text)
+    listeners = [each["id"] for each in _application(site, _LATENESS_S).listeners if text.lower() in each["id"].lower()]
+    exact = [
+        *(call.url("/topics", name=each) for each in result.topics if each == text),
+        *(call.url("/groups", name=each) for each in result.groups if each == text),
+        *(call.url("/listeners") + f"#{quote(each)}" for each in listeners if each == text),
+        *(call.url("/message", id=each.msg_id, topic=each.topic) for each in result.messages),
+    ]
+    if len(exact) == 1 and result.is_complete:
+        return site.redirect(exact[0])
+    return site.page(call, "search.html", text=text, result=result, listeners=listeners)
 
 
 # --- the live tail ------------------------------------------------------------------------------
@@ -237,6 +273,8 @@ def _fields(message: MessageExt) -> dict[str, object]:
 ROUTES: Routes = {
     ("GET", "/messages"): messages,
     ("GET", "/message"): message,
+    ("GET", "/message/why"): why_part,
+    ("GET", "/search"): find,
     ("GET", "/tail"): tail,
     ("GET", "/tail/stream"): stream,
 }

@@ -288,6 +288,7 @@ class Site:
             "url": call.url,
             "pages": [each for each in _PAGES if self.source is not None or not each[2]],
             "is_signed_in": is_signed_in,
+            "may_search": self.source is not None and self.access.may_read(call.request),
             "may_change": may_change,
             "form_token": "" if session is None else session.form_token,
             "theme": _theme(call),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -131,7 +131,11 @@ def change_listener(
     if action == "seek":
         return _make(_seek_of(container, change), container, change, remote, audit)
     apply = _apply_of(container, action, change)
-    with _logged("listener", remote, listener=container.endpoint.id, **change):
+    listener = container.endpoint.id
+    # Who has paused it is asked later; a concurrency ends with the process.
+    is_kept = action in ("pause", "resume")
+    kept = audit.change(f"listener.{action}", remote, listener=listener) if is_kept else nullcontext()
+    with _logged("listener", remote, listener=listener, **change), kept:
         apply()
     return {}
 

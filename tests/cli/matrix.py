@@ -75,6 +75,7 @@ COMMANDS: dict[str, Words] = {
     "topics": _fixed("topics", "orders"),
     "groups": _fixed("groups", "billing"),
     "messages": _fixed("messages", "orders", "--key", "order-1"),
+    "why": _fixed("why", "order-1"),
     "tail": _fixed("tail", "orders", "--from", "earliest", "--no-follow"),
     "delayed ls": _fixed("delayed", "ls", "--topic", "reminders"),
     "delayed show": _fixed("delayed", "show", "due-2"),

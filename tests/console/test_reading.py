@@ -212,3 +212,22 @@ def test_a_dead_letter_with_a_body_that_is_nested_deeply_is_shown(shop: Shop) ->
     letters = shop.page("/dead-letters", group="billing")
 
     assert "[[[[[[" in shop.page(letters.link("hard")).html
+
+
+@pytest.mark.feature("14.2")
+def test_a_search_opens_the_page_of_its_only_exact_hit(shop: Shop) -> None:
+    """A message by key, by property or by handle; a group and a listener by name. Other names are only listed."""
+    sent = shop.send("orders", b"x", "key-1", region="north")
+    due = shop.send_due(3, "later")
+    texts = {"key-1": sent, "region=north": sent, sent.msg_id: sent, due.handle: due, "later": due}
+
+    opened = {text: shop.get("/search", q=text).headers["Location"] for text in texts}
+    names = [shop.get("/search", q=name).headers["Location"] for name in ("billing", "bill")]
+
+    topics = {sent.msg_id: "orders", due.msg_id: "reminders"}
+    assert opened == {
+        text: f"/message?id={result.msg_id}&topic={topics[result.msg_id]}" for text, result in texts.items()
+    }
+    assert names == ["/groups?name=billing", "/listeners#bill"]
+    assert "Listeners bill" in shop.page("/search", q="il").text
+    assert 'role="search"' in shop.page("/levels").html

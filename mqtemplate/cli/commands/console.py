@@ -22,7 +22,7 @@ from mqtemplate.cli.output import Columns, print_line
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.converters.readable import time_text
-from mqtemplate.errors import ConfigurationError, UnknownNameError
+from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mqtemplate.console.sources import BrokerSource
     from mqtemplate.operations.audit import LoggedChange
     from mqtemplate.operations.changes import ChangePreview
+    from mqtemplate.operations.why_late import ListenerReport
 
 
 _LOOPBACK = "127.0.0.1"
@@ -232,6 +233,55 @@ class ActuatorOptions:
             raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
         return ActuatorClient(url, _token_of(call, self.token_file))
 
+
+# --- why ----------------------------------------------------------------------------------------
+
+
+@command(TOP, "why", "why 4466", "why 7F0000010000000000000000000000A1 --topic orders", "why HANDLE --json")
+def why(
+    call: CommandCall,
+    name: Annotated[str, typer.Argument(metavar="ID|HANDLE|KEY")],
+    topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="the topic that it was sent to")] = None,
+    actuator: ActuatorOptions = ActuatorOptions(),
+) -> None:
+    """Say why a message is late: pending, a paused listener, a backlog, a retry, a slow handler.
+
+    Paused listeners and slow handlers are known with the actuator of the application: --url, or the address and port
+    of application.yml. Of several messages with a key the newest is taken.
+    """
+    from mqtemplate.operations.message_path import message_path
+    from mqtemplate.operations.search import messages_named
+    from mqtemplate.operations.why_late import measured_rate, why_late
+
+    with call.access() as access:
+        found = messages_named(access, name, topic)
+        path = message_path(access, found[0].msg_id, found[0].topic)
+        findings = why_late(access, path, _application_state(call, actuator), measured_rate(access))
+    if len(found) > 1:
+        call.output.note(f"this is the newest of {len(found)} messages; see them with: mqtemplate messages TOPIC --key")
+    record = record_of(found[0], "msg_id", "topic", "keys")
+    names = ("text", "is_cause", "group", "listener", "change")
+    call.output.document({**record, "findings": [record_of(each, *names) for each in findings]})
+    call.output.line(f"message {record['keys'] or record['msg_id']} of topic {record['topic']}")
+    for each in findings:
+        call.output.line(f"{'*' if each.is_cause else '-'} {each.text}")
+
+
+def _application_state(call: CommandCall, actuator: ActuatorOptions) -> ListenerReport:
+    """Return the listeners of the application, if one is named and answers, and who has paused them."""
+    from mqtemplate.operations.why_late import ListenerReport
+
+    audit = call.audit()
+    if actuator.url is None and not call.settings().mqtemplate.management.port:
+        return ListenerReport.read(None, audit)
+    try:
+        return ListenerReport.read(actuator.client(call).get, audit)
+    except BrokerError as exc:
+        call.output.note(f"the listeners are unknown: {exc}")
+        return ListenerReport.read(None, audit)
+
+
+# --- listeners ----------------------------------------------------------------------------------
 
 _LISTENERS = command_group("listeners", "Show and change the listeners of a running application.")
 

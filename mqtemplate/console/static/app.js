@@ -146,6 +146,9 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "/") {
     document.querySelector("main input:not([type=hidden]):not([type=checkbox])")?.focus();
     event.preventDefault();
+  } else if (event.key === "s") {
+    document.getElementById("find")?.focus();
+    event.preventDefault();
   } else if (event.key === "j" || event.key === "k") {
     const next = row ? (event.key === "j" ? row.nextElementSibling : row.previousElementSibling)
       : document.querySelector("main tbody tr");
