@@ -135,6 +135,15 @@ class DueHistogram:
         """The largest count."""
         return max((bar.count for bar in self.bars), default=0)
 
+    @property
+    def scale(self) -> list[tuple[int, float]]:
+        """Counts of the scale, each with its height in the drawing: the largest one, and half of it as a whole number.
+
+        Without a half there is the largest count only: it is 1, or there is none.
+        """
+        counts = sorted({self.top, self.top // 2} - {0}, reverse=True)
+        return [(count, TOP + HEIGHT - HEIGHT * count / self.top) for count in counts]
+
 
 def unit_of(span_ms: int) -> tuple[int, str]:
     """Return length and name of the bars for a span of time."""
@@ -195,7 +204,7 @@ def histogram(
         counts.total(),
         topics=tuple(zip(by_topic, totals, strict=True)),
         others=max(0, counts.total() - sum(totals)),
-        ticks=tuple(_ticks(first, last)),
+        ticks=tuple(time_ticks(first, last)),
         now_left=None if now_ms is None or not first <= now_ms <= last else (now_ms - first) * 100 / (last - first),
     )
 
@@ -216,7 +225,7 @@ def _parts(count: int, shares: list[int], height: float) -> Iterator[DuePart]:
             yield DuePart(number, at, part)
 
 
-def _ticks(start_ms: int, end_ms: int) -> list[AxisTick]:
+def time_ticks(start_ms: int, end_ms: int) -> list[AxisTick]:
     """Return marks at full hours or at midnights of the local time zone, also where its offset changes."""
     step = next((each for each in _STEPS if (end_ms - start_ms) <= _MAX_TICKS * each // _MS), _STEPS[-1])
     midnight = local_time(start_ms).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -97,7 +97,7 @@ def _compact(number: float) -> str:
     for factor, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
         if number >= factor:
             return f"{number / factor:.3g}{unit}" if number < 999.5 * factor else f"{number / factor:.0f}{unit}"
-    return f"{number:.3g}" if number < 999.5 else "1k"
+    return f"{round(number, 2):.3g}" if number < 999.5 else "1k"
 
 
 def field_time(time_ms: int | None) -> str:

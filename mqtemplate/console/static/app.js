@@ -12,6 +12,7 @@ async function loadParts(root) {
     const response = await fetch(address, { headers: { Accept: "text/html" } });
     if (response.ok) {
       part.innerHTML = await response.text();
+      nameCells(part);
       await loadParts(part);
     } else {
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -20,6 +21,26 @@ async function loadParts(root) {
     }
     part.removeAttribute("aria-busy");
   }));
+}
+
+// --- tables on a phone --------------------------------------------------------------------------
+
+// A row becomes a card, in which each cell has the title of its column before it. The style sheet shows it.
+function nameCells(root) {
+  for (const table of root.querySelectorAll("table")) {
+    if (!table.tHead) continue;
+    table.classList.add("cards");
+    for (const row of table.tBodies[0].rows) nameRow(row, table);
+  }
+}
+
+function nameRow(row, table) {
+  const titles = table.tHead.rows[0].cells;
+  for (const cell of row.cells) {
+    const title = cell.colSpan > 1 ? "" : titles[cell.cellIndex]?.textContent.trim();
+    if (title) cell.dataset.title = title;
+    cell.classList.toggle("blank", !cell.textContent.trim() && !cell.querySelector("input, button, select, svg"));
+  }
 }
 
 // --- pages that stay current --------------------------------------------------------------------
@@ -31,6 +52,7 @@ async function refresh() {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   for (const old of document.querySelectorAll("[data-live]")) {
     const now = page.getElementById(old.id);
+    if (now) nameCells(now);
     if (now && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(now));
   }
   if (!page.body.dataset.refresh) delete document.body.dataset.refresh;
@@ -201,6 +223,7 @@ function followTopic(table) {
     cell(row, message.tag);
     cell(row, message.queue, "wide soft");
     cell(row, message.body, "mono break");
+    nameRow(row, table);
     while (rows.rows.length > MAX_ROWS) rows.deleteRow(-1);
   });
 }
@@ -208,6 +231,7 @@ function followTopic(table) {
 // On a phone the menu is a row that scrolls.
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 setSpans();
+nameCells(document);
 loadParts(document);
 if (document.body.dataset.refresh) setTimeout(keepCurrent, Number(document.body.dataset.refresh) * 1000);
 document.querySelectorAll("[data-stream]").forEach(followTopic);
