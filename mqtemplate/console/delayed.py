@@ -116,27 +116,31 @@ def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, A
     try:
         counted = pending_counts(site, wanted, wait_s)
         if counted is None:
-            return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
+            return {"state": "counting", "histogram": None, "address": _part_address(call)}
         start_ms, end_ms = _window(counted, query, now_ms)
         unit_ms, _ = unit_of(end_ms - start_ms)
         if counted.unit_ms > unit_ms:
             exact = PendingQuery(topic=query.topic, after_ms=start_ms, before_ms=end_ms)
             counted = pending_counts(site, exact, wait_s, unit_ms)
             if counted is None:
-                return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
+                return {"state": "counting", "histogram": None, "address": _part_address(call)}
     except MQTemplateError as exc:
         return {"state": "failed", "histogram": None, "reason": str(exc)}
-    topics = pending_topics(site, wait_s) if query.topic is None and counted.unit_ms <= unit_ms else None
+    is_stacked = query.topic is None and counted.unit_ms <= unit_ms
+    # Each topic is counted for itself, so the bars come first.
+    topics_wait_s = _PATIENT_S if call.text("stacks") else _FIRST_PAINT_S
+    topics = pending_topics(site, topics_wait_s) if is_stacked else None
     drawn = histogram(
         counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end), topics, now_ms
     )
     return {
         "state": "counted",
+        "stacks": _part_address(call, stacks=1) if is_stacked and topics is None and not call.text("stacks") else None,
         "histogram": drawn,
         "pending": counted.counts.total,
         "age_s": counted.age_s,
         "now_ms": now_ms,
-        "topic_addresses": {name: call.url("/delayed", **{**call.query, "topic": name}) for name, _ in drawn.topics},
+        "topic_addresses": {name: _page(call, topic=name) for name, _ in drawn.topics},
         **_moves(call, drawn),
     }
 
@@ -181,11 +185,16 @@ def _moves(call: Call, drawn: DueHistogram) -> dict[str, str | None]:
 
 
 def _address(call: Call, start_ms: int, end_ms: int) -> str:
-    return call.url("/delayed", **{**call.query, "from": start_ms, "to": end_ms, "span": None, "cursor": None})
+    return _page(call, **{"from": start_ms, "to": end_ms, "span": None})
 
 
-def _part_address(call: Call, path: str) -> str:
-    return call.url(path, **call.query)
+def _page(call: Call, **query: object) -> str:
+    """Return the address of the page with other values, also from the address of a part of it."""
+    return call.url("/delayed", **{**call.query, "cursor": None, "stacks": None, **query})
+
+
+def _part_address(call: Call, **more: object) -> str:
+    return call.url("/delayed/timeline", **{**call.query, **more})
 
 
 # --- changes ------------------------------------------------------------------------------------

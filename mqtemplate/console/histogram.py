@@ -36,7 +36,7 @@ _STEPS = (
 _EDGE = 4.0
 """Distance from an edge, in percent, at which a text in the middle of its mark would be cut."""
 HEIGHT = 120
-TOP = 18
+TOP = 24
 """Height above the highest bar, for its count."""
 
 
@@ -65,6 +65,7 @@ class DueBar:
         address: Page that shows this span; None if it cannot be divided.
         parts: The bar by topic, the first one at the bottom; one part without topics.
         has_count: True if its count is written above it.
+        is_highest: True for the first of the highest bars: its count is written on a narrow screen too.
     """
 
     start_ms: int
@@ -75,6 +76,7 @@ class DueBar:
     address: str | None
     parts: tuple[DuePart, ...] = ()
     has_count: bool = False
+    is_highest: bool = False
 
     @property
     def top(self) -> float:
@@ -184,16 +186,18 @@ def histogram(
     number = min(_MAX_BARS, -(-(end_ms - first) // unit_ms))
     last = first + number * unit_ms
     top = max(counts.values(), default=1)
+    highest = min((at for at, count in counts.items() if count == top), default=None)
 
     def bar(index: int, at: int) -> DueBar:
         count = counts[at]
         # A bar of one message beside one of a million is still visible.
         height = max(count * HEIGHT / top, 2.0) if count else 0.0
         address = address_of(at, at + unit_ms) if unit_ms > MINUTE_MS and count else None
-        has_count = bool(count) and (number <= _MAX_COUNTED or count == top)
+        is_highest = at == highest
+        has_count = bool(count) and (number <= _MAX_COUNTED or is_highest)
         shares = [each[at] for each in parts]
         split = tuple(_parts(count, shares, height))
-        return DueBar(at, at + unit_ms, count, index * 100 / number, height, address, split, has_count)
+        return DueBar(at, at + unit_ms, count, index * 100 / number, height, address, split, has_count, is_highest)
 
     totals = [each.total() for each in parts]
     return DueHistogram(
@@ -225,13 +229,17 @@ def _parts(count: int, shares: list[int], height: float) -> Iterator[DuePart]:
             yield DuePart(number, at, part)
 
 
-def time_ticks(start_ms: int, end_ms: int) -> list[AxisTick]:
-    """Return marks at full hours or at midnights of the local time zone, also where its offset changes."""
-    step = next((each for each in _STEPS if (end_ms - start_ms) <= _MAX_TICKS * each // _MS), _STEPS[-1])
+def time_ticks(start_ms: int, end_ms: int, most: int = _MAX_TICKS) -> list[AxisTick]:
+    """Return marks at full hours or at midnights of the local time zone, also where its offset changes.
+
+    Args:
+        most: Number of marks for which there is space.
+    """
+    step = next((each for each in _STEPS if (end_ms - start_ms) <= most * each // _MS), _STEPS[-1])
     midnight = local_time(start_ms).replace(hour=0, minute=0, second=0, microsecond=0)
     found: list[tuple[int, datetime]] = []
     at = midnight
-    while (at_ms := round(at.timestamp() * 1_000)) <= end_ms and len(found) <= 2 * _MAX_TICKS:
+    while (at_ms := round(at.timestamp() * 1_000)) <= end_ms and len(found) <= 2 * most:
         if at_ms >= start_ms:
             found.append((at_ms, at))
         at += step

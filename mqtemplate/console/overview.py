@@ -126,6 +126,7 @@ _GAP_MS = 3 * MINUTE_MS
 """A longer time between two figures is a gap in the line: the broker did not run, or the dashboard did not read."""
 _CHART_WIDTH = 1_000
 _CHART_HEIGHT = 60
+_CHART_TICKS = 6
 _MAX_GROUPS = 4
 
 
@@ -201,21 +202,21 @@ def _chart(
     combine: Callable[[list[float]], float],
 ) -> Chart | None:
     """Return a chart, the first values of which are those of all; None without values."""
-    total = [value for each in figures if (value := values[0][1](each)) is not None]
-    if not total:
-        return None
-    start_ms, end_ms = figures[0].time_ms, figures[-1].time_ms
-    lines = []
+    series = []
     for group, value_of in values:
         points = [(each.time_ms, value) for each in figures if (value := value_of(each)) is not None]
-        top = max(*total, 1e-09)
-        lines.append(ChartLine(group, tuple(_pieces(_thinned(points, combine), start_ms, end_ms, top))))
-    return Chart(title, max(total), total[-1], tuple(lines), tuple(time_ticks(start_ms, end_ms)))
+        series.append((group, _thinned(points, combine)))
+    total = [value for _, value in series[0][1]]
+    if not total:
+        return None
+    start_ms, end_ms, top = figures[0].time_ms, figures[-1].time_ms, max(total)
+    lines = tuple(ChartLine(group, tuple(_pieces(points, start_ms, end_ms, top))) for group, points in series)
+    return Chart(title, top, total[-1], lines, tuple(time_ticks(start_ms, end_ms, _CHART_TICKS)))
 
 
 def _thinned(points: list[tuple[int, float]], combine: Callable[[list[float]], float]) -> list[tuple[int, float]]:
     """Return at most `_MAX_POINTS` points: each has the last time of several, and their values combined."""
-    step = -(-len(points) // _MAX_POINTS)
+    step = max(1, -(-len(points) // _MAX_POINTS))
     parts = [points[at : at + step] for at in range(0, len(points), step)]
     return [(part[-1][0], combine([value for _, value in part])) for part in parts]
 
@@ -230,7 +231,7 @@ def _pieces(points: list[tuple[int, float]], start_ms: int, end_ms: int, top: fl
             yield " ".join(piece)
             piece = []
         left = (time_ms - start_ms) * _CHART_WIDTH / max(1, end_ms - start_ms)
-        piece.append(f"{left:.1f},{_CHART_HEIGHT * (1 - value / top):.1f}")
+        piece.append(f"{left:.1f},{_CHART_HEIGHT * (1 - value / (top or 1)):.1f}")
         before_ms = time_ms
     yield " ".join(piece)
 
