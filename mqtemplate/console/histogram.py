@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -275,20 +275,20 @@ _SAMPLE = 500
 _MAX_TOPICS = 5
 
 
-def pending_topics(site: Site, wait_s: float) -> dict[str, Mapping[int, int]] | None:
+def pending_topics(site: Site, wait_s: float) -> Mapping[str, Mapping[int, int]] | None:
     """Return counts of the topics with the most of the next pending messages; None if they are not known yet.
 
-    Only these topics are counted: a count of each of thousands of topics would take too long.
+    Only these topics are counted, one after the other: a count of each of thousands of topics would take too long.
 
     Args:
-        wait_s: Time to wait for each count; they are read further.
+        wait_s: Time to wait for the counts; they are read further.
     """
-    names = site.cache.get("topics of the next pending messages", lambda: _next_topics(site), wait_s)
-    if names is None:
-        return None
-    counts = {name: pending_counts(site, PendingQuery(topic=name), wait_s) for name in names.value}
-    known = {name: each.counts.buckets for name, each in counts.items() if each is not None}
-    return known if len(known) == len(counts) else None
+    found = site.cache.get("pending messages by topic", lambda: _count_topics(site), wait_s)
+    return None if found is None else found.value
+
+
+def _count_topics(site: Site) -> dict[str, Mapping[int, int]]:
+    return {name: _read(site, PendingQuery(topic=name), _UNITS_MS)[0].buckets for name in _next_topics(site)}
 
 
 def _next_topics(site: Site) -> list[str]:
@@ -326,7 +326,7 @@ def pending_counts(site: Site, query: PendingQuery, wait_s: float, finest_ms: in
     return None if found is None else Counted(*found.value, found.age_s)
 
 
-def _read(site: Site, query: PendingQuery, units: list[int]) -> tuple[PendingCounts, int]:
+def _read(site: Site, query: PendingQuery, units: Sequence[int]) -> tuple[PendingCounts, int]:
     with site.reading() as access:
         for unit_ms in units[:-1]:
             try:
