@@ -51,9 +51,9 @@ def delayed(site: Site, call: Call) -> HttpResponse:
         now_ms = access.broker.clock.now_ms()
         can_change = Capability.SCHEDULE_CHANGE in access.broker.capabilities
         can_change = can_change or Capability.TIMER_CHANGE in access.broker.capabilities
-    # The list first: beside the thread that counts it would take longer.
-    listing = _listing(site, call, query) if is_quick else None
     timeline = _timeline(site, call, now_ms, _FIRST_PAINT_S)
+    # Beside a thread that counts, the list would take longer than a first paint may.
+    listing = _listing(site, call, query) if is_quick and timeline["state"] != "counting" else None
     values: dict[str, Any] = {
         "query": query,
         "now_ms": now_ms,
