@@ -150,6 +150,18 @@ def test_the_bars_do_not_wait_for_their_topics(shop: Shop, monkeypatch: pytest.M
     assert "stacks=" not in part.html
 
 
+def test_the_list_does_not_compete_with_the_count(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "pending_counts", lambda *_: None)
+    shop.send_due(1, "first")
+
+    page = shop.page("/delayed", topic="reminders")
+
+    parts = [unescape(address) for address in re.findall(r'data-src="([^"]*)"', page.html)]
+    assert parts == ["/delayed/timeline?topic=reminders", "/delayed/list?topic=reminders"]
+    assert "counting the pending messages … Show the histogram" in page.text
+    assert "first" in shop.page(parts[1]).text
+
+
 # --- spans --------------------------------------------------------------------------------------
 
 
