@@ -147,6 +147,11 @@ class QueueProgress:
         start = self.committed if self.committed is not None else self.min_offset or 0
         return max(0, self.max_offset - start)
 
+    @property
+    def first_unread(self) -> int:
+        """Queue offset of the first message that exists and that the group has not consumed."""
+        return max(self.committed or 0, self.min_offset or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:

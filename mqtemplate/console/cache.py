@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
-from mqtemplate.errors import MQTemplateError, RequestTimeoutError
+from mqtemplate.engine.figures import BrokerFigures
+from mqtemplate.errors import MQTemplateError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.progress import LagTrend
 
@@ -49,12 +50,10 @@ class BackgroundCache:
 
     Args:
         in_background: False: values are read by the caller, each time. For a virtual clock.
-        max_wait_s: Time for the first read of a value that a page cannot do without.
     """
 
-    def __init__(self, *, in_background: bool = True, max_wait_s: float = 30.0) -> None:
+    def __init__(self, *, in_background: bool = True) -> None:
         self._in_background = in_background
-        self._max_wait_s = max_wait_s
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
 
@@ -72,21 +71,6 @@ class BackgroundCache:
         if entry.error is not None:
             raise entry.error
         return Cached(entry.value, time.monotonic() - entry.at_s)
-
-    def needed(self, key: str, read: Callable[[], T]) -> Cached[T]:
-        """Return the value of a key; wait for it if it was never read.
-
-        Raises:
-            RequestTimeoutError: It was never read, and reading takes too long.
-            MQTemplateError: The last read raised it.
-        """
-        cached = self.get(key, read, self._max_wait_s)
-        if cached is None:
-            raise RequestTimeoutError(
-                f"reading the {key} of the broker takes longer than {self._max_wait_s:g} s and goes on in the "
-                "background: load this page again"
-            )
-        return cached
 
     def clear(self) -> None:
         """Forget all values: after a change."""
@@ -173,15 +157,20 @@ class Rates:
         """Return messages per second by group; empty before the second sample."""
         return self._rates(lambda sample: sample.consumed)
 
-    def history(self) -> list[tuple[int, float]]:
-        """Return times and messages stored per second, the oldest first: the sums of all topics."""
+    def history(self) -> list[BrokerFigures]:
+        """Return the figures of the samples, the oldest first. Pending messages are not among them."""
         with self._lock:
             samples = list(self._samples)
-        found = []
-        for before, after in pairwise(samples):
-            grown = sum(max(0, count - before.stored.get(name, 0)) for name, count in after.stored.items())
-            found.append((after.time_ms, grown * 1_000 / (after.time_ms - before.time_ms)))
-        return found
+        return [
+            BrokerFigures(
+                time_ms=after.time_ms,
+                stored=_rate(before, after, lambda sample: sample.stored),
+                consumed=_rate(before, after, lambda sample: sample.consumed),
+                lag=sum(after.lags.values()),
+                lags=after.lags,
+            )
+            for before, after in pairwise(samples)
+        ]
 
     def lag_trends(self) -> dict[str, LagTrend]:
         """Return the trend of the lag of each group; empty before the second sample."""
@@ -221,6 +210,12 @@ class _Totals:
     stored: Mapping[str, int]
     consumed: Mapping[str, int]
     lags: Mapping[str, int]
+
+
+def _rate(before: _Totals, after: _Totals, values: Callable[[_Totals], Mapping[str, int]]) -> float:
+    earlier = values(before)
+    grown = sum(max(0, count - earlier.get(name, 0)) for name, count in values(after).items())
+    return grown * 1_000 / (after.time_ms - before.time_ms)
 
 
 def _growth(before: Mapping[MessageQueue, int], offsets: Mapping[MessageQueue, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,9 @@ from mqtemplate.console.histogram import (
     Counted,
     DueHistogram,
     histogram,
+    local_time,
     pending_counts,
+    pending_topics,
     unit_of,
 )
 from mqtemplate.console.rendering import render
@@ -37,7 +40,7 @@ from mqtemplate.pending import PendingMessage, PendingQuery
 _PAGE = 50
 _FIRST_PAINT_S = 0.02
 _PATIENT_S = 60.0
-_SPANS = (("minute", HOUR_MS), ("hour", 2 * DAY_MS), ("day", 30 * DAY_MS))
+_EVENING, _MORNING = 18, 6
 
 
 def delayed(site: Site, call: Call) -> HttpResponse:
@@ -48,17 +51,19 @@ def delayed(site: Site, call: Call) -> HttpResponse:
         now_ms = access.broker.clock.now_ms()
         can_change = Capability.SCHEDULE_CHANGE in access.broker.capabilities
         can_change = can_change or Capability.TIMER_CHANGE in access.broker.capabilities
-    # The list first: beside the thread that counts it would take longer.
-    listing = _listing(site, call, query) if is_quick else None
     timeline = _timeline(site, call, now_ms, _FIRST_PAINT_S)
+    # Beside a thread that counts, the list would take longer than a first paint may.
+    listing = _listing(site, call, query) if is_quick and timeline["state"] != "counting" else None
     values: dict[str, Any] = {
         "query": query,
         "now_ms": now_ms,
         "can_change": can_change,
         "spans": [
-            (name, call.same_page(**{"from": now_ms, "to": now_ms + length, "cursor": None})) for name, length in _SPANS
+            (name, call.same_page(**{"from": start, "to": end, "span": name, "cursor": None}))
+            for name, start, end in _spans(now_ms)
         ],
-        "everything": call.same_page(**{"from": None, "to": None, "cursor": None}),
+        "span": call.text("span"),
+        "everything": call.same_page(**{"from": None, "to": None, "span": None, "cursor": None}),
         "timeline": timeline,
         "listing": listing,
     }
@@ -111,25 +116,50 @@ def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, A
     try:
         counted = pending_counts(site, wanted, wait_s)
         if counted is None:
-            return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
+            return {"state": "counting", "histogram": None, "address": _part_address(call)}
         start_ms, end_ms = _window(counted, query, now_ms)
         unit_ms, _ = unit_of(end_ms - start_ms)
         if counted.unit_ms > unit_ms:
             exact = PendingQuery(topic=query.topic, after_ms=start_ms, before_ms=end_ms)
             counted = pending_counts(site, exact, wait_s, unit_ms)
             if counted is None:
-                return {"state": "counting", "histogram": None, "address": _part_address(call, "/delayed/timeline")}
+                return {"state": "counting", "histogram": None, "address": _part_address(call)}
     except MQTemplateError as exc:
         return {"state": "failed", "histogram": None, "reason": str(exc)}
-    drawn = histogram(counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end))
+    is_stacked = query.topic is None and counted.unit_ms <= unit_ms
+    # Each topic is counted for itself, so the bars come first.
+    topics_wait_s = _PATIENT_S if call.text("stacks") else _FIRST_PAINT_S
+    topics = pending_topics(site, topics_wait_s) if is_stacked else None
+    drawn = histogram(
+        counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end), topics, now_ms
+    )
     return {
         "state": "counted",
+        "stacks": _part_address(call, stacks=1) if is_stacked and topics is None and not call.text("stacks") else None,
         "histogram": drawn,
         "pending": counted.counts.total,
         "age_s": counted.age_s,
         "now_ms": now_ms,
+        "topic_addresses": {name: _page(call, topic=name) for name, _ in drawn.topics},
         **_moves(call, drawn),
     }
+
+
+def _spans(now_ms: int) -> list[tuple[str, int, int]]:
+    """Return names, starts and ends of the spans to choose, in the local time zone; a script has the reader's."""
+    now = local_time(now_ms)
+    today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+    evening = today if now.hour < _MORNING else today + timedelta(hours=_EVENING)
+    morning = today + timedelta(days=0 if now.hour < _MORNING else 1, hours=_MORNING)
+    monday = today + timedelta(days=7 - today.weekday())
+    spans = (
+        ("next hour", now, now + timedelta(hours=1)),
+        ("tonight", evening, morning),
+        ("tomorrow", today + timedelta(days=1), today + timedelta(days=2)),
+        ("this week", now, monday),
+        ("30 days", now, now + timedelta(days=30)),
+    )
+    return [(name, round(start.timestamp() * 1_000), round(end.timestamp() * 1_000)) for name, start, end in spans]
 
 
 def _window(counted: Counted, query: PendingQuery, now_ms: int) -> tuple[int, int]:
@@ -155,11 +185,16 @@ def _moves(call: Call, drawn: DueHistogram) -> dict[str, str | None]:
 
 
 def _address(call: Call, start_ms: int, end_ms: int) -> str:
-    return call.url("/delayed", **{**call.query, "from": start_ms, "to": end_ms, "cursor": None})
+    return _page(call, **{"from": start_ms, "to": end_ms, "span": None})
 
 
-def _part_address(call: Call, path: str) -> str:
-    return call.url(path, **call.query)
+def _page(call: Call, **query: object) -> str:
+    """Return the address of the page with other values, also from the address of a part of it."""
+    return call.url("/delayed", **{**call.query, "cursor": None, "stacks": None, **query})
+
+
+def _part_address(call: Call, **more: object) -> str:
+    return call.url("/delayed/timeline", **{**call.query, **more})
 
 
 # --- changes ------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def environment() -> Environment:
         "size": size_text,
         "span": span_text,
         "count": lambda number: f"{number:,}",
+        "compact": _compact,
         "plural": _plural,
         "body": pretty_body,
         "short": short_body,
@@ -89,6 +90,14 @@ def _zoned_time(text: str | None) -> str:
 def _plural(number: int, singular: str, plural: str = "") -> str:
     """Return a number with its noun."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def _compact(number: float) -> str:
+    """Return a number in at most four characters, such as ``12k``."""
+    for factor, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{unit}" if number < 999.5 * factor else f"{number / factor:.0f}{unit}"
+    return f"{round(number, 2):.3g}" if number < 999.5 else "1k"
 
 
 def field_time(time_ms: int | None) -> str:

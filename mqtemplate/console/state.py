@@ -1,4 +1,4 @@
-"""State of the broker, read at most every few seconds: for the overview and the list of groups."""
+"""State of the broker, read at most every few seconds: for the overview and the lists of topics and groups."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mqtemplate.broker import TopicInfo, TopicKind
-from mqtemplate.console.cache import OffsetSample
+from mqtemplate.console.cache import Cached, OffsetSample
 from mqtemplate.console.site import Site
 from mqtemplate.operations.problems import BrokerReading, read_broker
 
-STATE_KEY = "state of the broker"
-"""Key of the state in the cache."""
+_KEY = "state of the broker"
+FIRST_PAINT_S = 0.1
+"""Time that a page waits for what it shows. A page that is sent without it reads it again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,29 +20,44 @@ class BrokerState:
     """State of the broker.
 
     Attributes:
-        topics: The topics of applications.
+        all_topics: All topics, system topics included.
         store_bytes: Size of the files of the store directory; None if it is not on this machine.
     """
 
     reading: BrokerReading
-    topics: list[TopicInfo]
+    all_topics: list[TopicInfo]
     store_bytes: int | None = None
 
+    @property
+    def topics(self) -> list[TopicInfo]:
+        """The topics of applications."""
+        return [each for each in self.all_topics if each.kind is TopicKind.NORMAL]
 
-def read_state(site: Site) -> BrokerState:
+
+def state_of(site: Site, wait_s: float = FIRST_PAINT_S) -> Cached[BrokerState] | None:
+    """Return the state, some seconds old; None if it was never read and reading takes longer than *wait_s*.
+
+    Raises:
+        MQTemplateError: The broker cannot be read.
+    """
+    return site.cache.get(_KEY, lambda: _read(site), wait_s)
+
+
+def _read(site: Site) -> BrokerState:
     """Read the state, and add its offsets and lags to the rates."""
     path = None if site.source is None else site.source.path
     with site.reading() as access:
-        topics = [each for each in access.admin.topics() if each.kind is TopicKind.NORMAL]
+        topics = access.admin.topics()
         reading = read_broker(access, path)
-    stored = {topic.name: sum(span.max_offset for span in topic.queues) for topic in topics}
+    state = BrokerState(reading, topics, None if path is None else _size(path))
+    stored = {topic.name: sum(span.max_offset for span in topic.queues) for topic in state.topics}
     consumed = {
         group.name: {each.queue: each.committed for each in group.progress if each.committed is not None}
         for group in reading.groups
     }
     lags = {group.name: group.lag for group in reading.groups}
     site.rates.add(OffsetSample(reading.now_ms, stored, consumed, lags))
-    return BrokerState(reading, topics, None if path is None else _size(path))
+    return state
 
 
 def _size(path: Path) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from mqtemplate.broker import QueueSpan, TopicKind
-from mqtemplate.console.cache import Cached
 from mqtemplate.console.site import Call, ChangeForm, Routes, Site, change_pages
-from mqtemplate.console.state import STATE_KEY, read_state
+from mqtemplate.console.state import state_of
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
+from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.account import NoRightError
 from mqtemplate.operations.changes import Change
@@ -30,21 +30,51 @@ def topics(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _topic(site, call, name)
     kind, text = call.text("kind") or "normal", (call.text("search") or "").lower()
-    everything = _cached(site, "topics", lambda access: access.admin.topics())
-    found = [each for each in everything.value if kind in ("all", each.kind.value) and text in each.name.lower()]
-    kinds = [each.value for each in TopicKind]
-    rates = site.rates.stored()
-    return site.page(call, "topics.html", topics=found, kind=kind, kinds=kinds, rates=rates, age_s=everything.age_s)
+    state = state_of(site)
+    everything = [] if state is None else state.value.all_topics
+    found = [each for each in everything if kind in ("all", each.kind.value) and text in each.name.lower()]
+    shown, pages = _paged(call, found)
+    return site.page(
+        call,
+        "topics.html",
+        topics=shown,
+        paging=pages,
+        kind=kind,
+        kinds=[each.value for each in TopicKind],
+        rates=site.rates.stored(),
+        is_known=state is not None,
+        age_s=0 if state is None else state.age_s,
+    )
 
 
-def _cached(site: Site, key: str, read: Callable[[BrokerAccess], list[T]]) -> Cached[list[T]]:
-    """Return a list that may be some seconds old."""
+_PAGE = 100
 
-    def read_all() -> list[T]:
-        with site.reading() as access:
-            return read(access)
 
-    return site.cache.needed(key, read_all)
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """The part of a list that a page shows.
+
+    Attributes:
+        first: Number of the first row, from 1.
+        previous: Address of the rows before; None at the start.
+        next: Address of the rows after; None at the end.
+    """
+
+    first: int
+    last: int
+    total: int
+    previous: str | None
+    next: str | None
+
+
+def _paged(call: Call, rows: Sequence[T]) -> tuple[Sequence[T], Paging]:
+    """Return the rows of the page that the address names, and the pages beside it."""
+    number = parse_number(call.text("page") or "1") or 1
+    number = min(max(1, number), max(1, -(-len(rows) // _PAGE)))
+    start, end = (number - 1) * _PAGE, min(number * _PAGE, len(rows))
+    previous = call.same_page(page=number - 1) if start else None
+    following = call.same_page(page=number + 1) if end < len(rows) else None
+    return rows[start:end], Paging(start + 1, end, len(rows), previous, following)
 
 
 def _topic(site: Site, call: Call, name: str) -> HttpResponse:
@@ -63,16 +93,20 @@ def groups(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _group(site, call, name)
     text = (call.text("search") or "").lower()
-    state = site.cache.needed(STATE_KEY, lambda: read_state(site))
-    reading = state.value.reading
+    state = state_of(site)
+    everything = () if state is None else state.value.reading.groups
+    found = sorted((each for each in everything if text in each.name.lower()), key=lambda each: -each.lag)
+    shown, pages = _paged(call, found)
     return site.page(
         call,
         "groups.html",
-        groups=[each for each in reading.groups if text in each.name.lower()],
-        behind_ms=reading.behind_ms,
+        groups=shown,
+        paging=pages,
+        behind_ms={} if state is None else state.value.reading.behind_ms,
         trends=site.rates.lag_trends(),
         rates=site.rates.consumed(),
-        age_s=state.age_s,
+        is_known=state is not None,
+        age_s=0 if state is None else state.age_s,
     )
 
 

@@ -149,6 +149,10 @@ class LocalDelayedMessages:
 
     # --- changes and queries -------------------------------------------------------------------
 
+    def waiting_count(self) -> int:
+        """Return the number of pending messages. It is kept for each slot and level, so no message is read."""
+        return self._schedule.count_pending() + self.timers.count_pending()
+
     def level_positions(self) -> dict[int, int]:
         """Return the queue offset of the first pending message of each delay level that was used."""
         with self._schedule.lock:

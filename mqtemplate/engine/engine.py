@@ -14,6 +14,7 @@ from mqtemplate.engine.checkers import TransactionChecker
 from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.engine.delayed import ChangedDelayLevels, LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
+from mqtemplate.engine.figures import FiguresRing
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
@@ -137,6 +138,7 @@ class Engine:
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
         self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
+        self._figures = FiguresRing(store, self.offsets, self.delayed)
         self.requests = LocalRequests(
             UnansweredRequests("broker.requests", clock, store.metrics),
             name,
@@ -242,9 +244,13 @@ class Engine:
             "mqtemplate-delay": self.delayed.services(),
             _FLUSH_THREAD: [self.store.flush_service],
             "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
-            "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning],
+            "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
         }
+
+    def _figures_service(self) -> list[Service]:
+        # In memory there are no figures: the dashboard reads the file.
+        return [] if self.path is None else [self._figures.service]
 
     def _start_threads(self) -> None:
         self.store.start()
@@ -273,6 +279,7 @@ class Engine:
         with ExitStack() as stack:  # close all of them even if one raises: the lock of the store directory is released
             stack.callback(self.delayed.timers.close)
             stack.callback(self.store.close)
+            stack.callback(self._figures.close)
             self.groups.committed.persist()
         _log.debug("broker.stopped", broker=self.name)
 

@@ -43,6 +43,11 @@ class GroupLag:
     listener: str = ""
     is_exported_by_server: bool = False
 
+    @property
+    def first_unread(self) -> int:
+        """Queue offset of the first of these messages. Retention may have deleted it."""
+        return self.committed or 0
+
     def is_of(self, container: ListenerContainer) -> bool:
         """Return True if it is the lag of a listener."""
         return self.group == container.endpoint.settings.group and self.listener in ("", container.endpoint.id)

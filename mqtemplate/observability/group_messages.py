@@ -50,29 +50,22 @@ class GroupMessages:
             return self._read
 
     def _behind(self, listeners: Iterable[ListenerContainer]) -> Iterator[MetricSample]:
-        oldest_ms: dict[tuple[str, str], int] = {}
+        # Imported here, as below: most processes are clients, and have no broker.
+        from mqtemplate.operations.progress import behind_ms
+
         now_ms = self._broker.clock.now_ms()
+        queues: dict[tuple[str, str], list[GroupLag]] = {}
         for lag in self._lags.read(listeners):
             if not lag.listener:
-                key, stored_ms = (lag.group, lag.queue.topic), self._stored_ms(lag) if lag.lag else now_ms
-                oldest_ms[key] = min(stored_ms, oldest_ms.get(key, now_ms))
-        for (group, topic), stored_ms in oldest_ms.items():
-            yield MetricSample(
-                "group.behind_ms", MetricKind.GAUGE, now_ms - stored_ms, {"group": group, "topic": topic}
-            )
-
-    def _stored_ms(self, lag: GroupLag) -> int:
-        """Return the time at which the first unread message was stored; now if it cannot be read."""
-        reader, now_ms = self._broker.reader, self._broker.clock.now_ms()
-        try:
-            found = reader.pull(lag.queue, max(lag.committed or 0, reader.min_offset(lag.queue)), 1).messages
-        except MQTemplateError as exc:
-            _log.debug("metrics.age_unknown", group=lag.group, topic=lag.queue.topic, reason=str(exc))
-            return now_ms
-        return min(found[0].store_timestamp, now_ms) if found else now_ms
+                queues.setdefault((lag.group, lag.queue.topic), []).append(lag)
+        for (group, topic), lags in queues.items():
+            age_ms = behind_ms(self._broker, lags, now_ms)
+            if age_ms is None:
+                _log.debug("metrics.age_unknown", group=group, topic=topic)
+            else:
+                yield MetricSample("group.behind_ms", MetricKind.GAUGE, age_ms, {"group": group, "topic": topic})
 
     def _dead_letters(self) -> Iterator[MetricSample]:
-        # Imported here: most processes are clients, and have no broker.
         from mqtemplate.operations.access import BrokerAccess
         from mqtemplate.operations.dead_letters import DeadLetters, LetterCounts
 

@@ -5,15 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
-from mqtemplate.broker import Broker, QueueProgress
+from mqtemplate.broker import Broker
 from mqtemplate.errors import BrokerError, CorruptRecordError, OffsetOutOfRangeError
+from mqtemplate.message import MessageQueue
 
 _SAME = 0.01
 """A lag that changes by less than this part of it stands."""
 
 
-def behind_ms(broker: Broker, progress: Iterable[QueueProgress], now_ms: int) -> int | None:
+class LaggingQueue(Protocol):
+    """A queue of a group, with the messages that the group has not consumed."""
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue."""
+
+    @property
+    def lag(self) -> int:
+        """Number of the messages."""
+
+    @property
+    def first_unread(self) -> int:
+        """Queue offset of the first one. Retention may have deleted it."""
+
+
+def behind_ms(broker: Broker, progress: Iterable[LaggingQueue], now_ms: int) -> int | None:
     """Return the age of the oldest message that a group has not consumed; 0 if it has consumed all.
 
     It reads one message of each queue with a lag.
@@ -28,13 +46,12 @@ def behind_ms(broker: Broker, progress: Iterable[QueueProgress], now_ms: int) ->
     return max(0, now_ms - min(stored)) if stored else None
 
 
-def _oldest_stored_ms(broker: Broker, progress: QueueProgress) -> int | None:
-    start = max(progress.committed or 0, progress.min_offset or 0)
+def _oldest_stored_ms(broker: Broker, lagging: LaggingQueue) -> int | None:
     try:
         try:
-            found = broker.reader.pull(progress.queue, start, 1)
+            found = broker.reader.pull(lagging.queue, lagging.first_unread, 1)
         except OffsetOutOfRangeError as exc:  # retention deleted messages meanwhile
-            found = broker.reader.pull(progress.queue, exc.next_offset, 1)
+            found = broker.reader.pull(lagging.queue, exc.next_offset, 1)
     except (BrokerError, CorruptRecordError):
         return None
     return found.messages[0].store_timestamp if found.messages else None

@@ -171,11 +171,17 @@ class Shop:
 
 @contextmanager
 def open_shop(
-    folder: Path, *, allow_changes: bool = True, components: Sequence[Any] = (bill,), **access: Any
+    folder: Path,
+    *,
+    allow_changes: bool = True,
+    components: Sequence[Any] = (bill,),
+    store: Path | str = "memory",
+    **access: Any,
 ) -> Iterator[Shop]:
-    """Run the application on a virtual clock."""
+    """Run the application on a virtual clock, with its messages in memory or in a store directory."""
     clock = VirtualClock()
-    with MQApplication(*components, settings=KEYS, clock=clock) as app:
+    keys = KEYS | {"rocketmq.name-server": f"embedded:{store}"}
+    with MQApplication(*components, settings=keys, clock=clock) as app:
         broker = app.broker
         assert isinstance(broker, EmbeddedBroker)
         audit_path = folder / "audit" / "changes.jsonl"

@@ -9,15 +9,20 @@ from threading import Event
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.console import FolderSource
+from mqtemplate.clock import SystemClock
+from mqtemplate.console import Access, Dashboard, FolderSource, OpenSource, dashboard_audit, state
 from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
 from mqtemplate.console.messages import _MAX_STREAMS, events
-from mqtemplate.errors import BrokerError, MQTemplateError, RequestTimeoutError
+from mqtemplate.console.site import Site
+from mqtemplate.console.state import BrokerState
+from mqtemplate.errors import BrokerError, MQTemplateError
+from mqtemplate.http.exchange import HttpRequest
 from mqtemplate.message import Message, MessageQueue
+from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import default_audit_path
 from mqtemplate.operations.progress import LagTrend
-from tests.console.pages import SCRIPT, Shop
+from tests.console.pages import HOST, SCRIPT, Answer, Shop
 from tests.waiting import eventually
 
 START_MS = 1_767_225_600_000  # 2026-01-01 in UTC
@@ -66,17 +71,37 @@ def test_the_first_reader_waits_only_as_long_as_it_wants() -> None:
     assert late.value is True
 
 
-def test_a_list_that_takes_long_to_read_is_not_shown_as_empty() -> None:
-    cache, may_end = BackgroundCache(max_wait_s=0), Event()
+@pytest.mark.parametrize("path", ["/topics", "/groups"])
+def test_a_list_that_takes_long_to_read_is_not_shown_as_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    may_end, read = Event(), state._read
 
-    with pytest.raises(RequestTimeoutError) as caught:
-        cache.needed("topics", lambda: may_end.wait(60))
-    may_end.set()
+    def read_late(site: Site) -> BrokerState:
+        may_end.wait(60)
+        return read(site)
 
-    assert str(caught.value) == (
-        "reading the topics of the broker takes longer than 0 s and goes on in the background: load this page again"
-    )
-    assert eventually(lambda: cache.get("topics", lambda: False, 1.0), "the topics are read").value is True
+    monkeypatch.setattr(state, "_read", read_late)
+    with EmbeddedBroker() as broker:
+        broker.create_topic("orders")
+        audit = dashboard_audit(tmp_path / "audit.jsonl", SystemClock())
+        source = OpenSource(BrokerAccess(broker), "shop")
+        dashboard = Dashboard(source, access=Access(reads_need_token=False), audit=audit)
+
+        def page() -> Answer:
+            request = HttpRequest(method="GET", path=path, headers={"host": HOST})
+            return Answer(dashboard.handle(request))
+
+        early = page()
+        may_end.set()
+        late = eventually(lambda: "reading the broker" not in (now := page()).text and now, "the broker is read")
+        dashboard.close()
+
+    assert "reading the broker … Load this page again." in early.text
+    assert 'data-refresh="1"' in early.html
+    assert "matches" not in early.text
+    assert "orders" in late.text if path == "/topics" else "No group matches." in late.text
+    assert "data-refresh" not in late.html
 
 
 def test_an_error_of_a_read_reaches_its_readers() -> None:
@@ -117,7 +142,8 @@ def test_rates_are_those_of_the_last_minute() -> None:
 
     assert rates.stored() == {"orders": 3.0}
     assert rates.consumed() == {"billing": 1.0}
-    assert rates.history()[-1] == (90_000, 3.0)
+    last = rates.history()[-1]
+    assert (last.time_ms, last.stored, last.consumed, last.pending) == (90_000, 3.0, 1.0, None)
 
 
 def test_the_offset_at_which_a_group_starts_is_no_consumption() -> None:

@@ -231,3 +231,37 @@ def test_a_search_opens_the_page_of_its_only_exact_hit(shop: Shop) -> None:
     assert names == ["/groups?name=billing", "/listeners#bill"]
     assert "Listeners bill" in shop.page("/search", q="il").text
     assert 'role="search"' in shop.page("/levels").html
+
+
+# --- lists of many rows -------------------------------------------------------------------------
+
+
+def test_topics_come_in_pages_of_a_hundred(shop: Shop) -> None:
+    for number in range(120):
+        shop.broker.create_topic(f"topic-{number:03}")
+
+    first = shop.page("/topics", search="topic-")
+    second = shop.page(first.link("Next page"))
+
+    assert "1 to 100 of 120 topics" in first.text
+    assert "topic-099" in first.text
+    assert "topic-100" not in first.text
+    assert "101 to 120 of 120 topics" in second.text
+    assert "topic-119" in second.text
+    assert "Next page" not in second.text
+    assert "1 to 100 of 120 topics" in shop.page(second.link("Previous page")).text
+    assert "101 to 120" in shop.page("/topics", search="topic-", page=99).text
+
+
+def test_the_groups_with_the_largest_lag_come_first(shop: Shop) -> None:
+    shop.send("orders", b"x")
+    queues = shop.broker.queues("orders")
+    for name in ("archive", "mails"):
+        shop.broker.groups.commit_offset(name, queues[0], 0)
+    for queue in queues:
+        shop.broker.groups.commit_offset("archive", queue, shop.broker.reader.max_offset(queue))
+        shop.broker.groups.commit_offset("mails", queue, 0)
+
+    text = shop.page("/groups").text
+
+    assert text.index("mails") < text.index("archive")

@@ -235,6 +235,13 @@ class EmbeddedAdmin(BrokerAdmin):
         names = self.group_names()
         if name not in names:
             raise unknown_name("group", name, names)
+        return self._group(name)
+
+    def groups(self) -> list[GroupInfo]:
+        # Not `group` of each: it looks for the name in all tables.
+        return [self._group(name) for name in self.group_names()]
+
+    def _group(self, name: str) -> GroupInfo:
         specs = self._engine.groups.local.members(name)
         subscriptions = {topic: selector for _, spec in specs for topic, selector in spec.subscriptions.items()}
         return GroupInfo(

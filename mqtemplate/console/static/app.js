@@ -12,6 +12,7 @@ async function loadParts(root) {
     const response = await fetch(address, { headers: { Accept: "text/html" } });
     if (response.ok) {
       part.innerHTML = await response.text();
+      nameCells(part);
       await loadParts(part);
     } else {
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -20,6 +21,26 @@ async function loadParts(root) {
     }
     part.removeAttribute("aria-busy");
   }));
+}
+
+// --- tables on a phone --------------------------------------------------------------------------
+
+// A row becomes a card, in which each cell has the title of its column before it. The style sheet shows it.
+function nameCells(root) {
+  for (const table of root.querySelectorAll("table")) {
+    if (!table.tHead) continue;
+    table.classList.add("cards");
+    for (const row of table.tBodies[0].rows) nameRow(row, table);
+  }
+}
+
+function nameRow(row, table) {
+  const titles = table.tHead.rows[0].cells;
+  for (const cell of row.cells) {
+    const title = cell.colSpan > 1 ? "" : titles[cell.cellIndex]?.textContent.trim();
+    if (title) cell.dataset.title = title;
+    cell.classList.toggle("blank", !cell.textContent.trim() && !cell.querySelector("input, button, select, svg"));
+  }
 }
 
 // --- pages that stay current --------------------------------------------------------------------
@@ -31,6 +52,7 @@ async function refresh() {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   for (const old of document.querySelectorAll("[data-live]")) {
     const now = page.getElementById(old.id);
+    if (now) nameCells(now);
     if (now && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(now));
   }
   if (!page.body.dataset.refresh) delete document.body.dataset.refresh;
@@ -43,6 +65,31 @@ async function keepCurrent() {
     if (!document.hidden) await refresh();
   } finally {
     setTimeout(keepCurrent, seconds * 1000);
+  }
+}
+
+// --- spans of time ------------------------------------------------------------------------------
+
+// The server knows its own time zone only: tonight and tomorrow are those of the reader.
+const SPANS = {
+  "next hour": (now) => [now, new Date(now.getTime() + 3600000)],
+  "tonight": (now) => (now.getHours() < 6 ? [day(now, 0), day(now, 0, 6)] : [day(now, 0, 18), day(now, 1, 6)]),
+  "tomorrow": (now) => [day(now, 1), day(now, 2)],
+  "this week": (now) => [now, day(now, 7 - ((now.getDay() + 6) % 7))],
+  "30 days": (now) => [now, day(now, 30, now.getHours())],
+};
+
+function day(now, days, hours = 0) {
+  return new Date(now.getFullYear(), now.getMonth(), now.getDate() + days, hours);
+}
+
+function setSpans() {
+  for (const link of document.querySelectorAll("a[data-span]")) {
+    const [from, to] = SPANS[link.dataset.span](new Date());
+    const address = new URL(link.href);
+    address.searchParams.set("from", from.getTime());
+    address.searchParams.set("to", to.getTime());
+    link.href = address.href;
   }
 }
 
@@ -176,12 +223,15 @@ function followTopic(table) {
     cell(row, message.tag);
     cell(row, message.queue, "wide soft");
     cell(row, message.body, "mono break");
+    nameRow(row, table);
     while (rows.rows.length > MAX_ROWS) rows.deleteRow(-1);
   });
 }
 
 // On a phone the menu is a row that scrolls.
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+setSpans();
+nameCells(document);
 loadParts(document);
 if (document.body.dataset.refresh) setTimeout(keepCurrent, Number(document.body.dataset.refresh) * 1000);
 document.querySelectorAll("[data-stream]").forEach(followTopic);
