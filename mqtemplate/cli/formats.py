@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+import re
+import sys
+from datetime import date, datetime, timedelta
+from datetime import time as clock_time
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mqtemplate.cli.output import print_line
 from mqtemplate.converters.readable import body_text, pretty_body, time_text
 from mqtemplate.durations import duration_ms, is_duration_text
 from mqtemplate.message import MessageExt
@@ -76,38 +81,107 @@ def preview_lines(preview: ChangePreview) -> list[str]:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def past_time(text: str | None, now_ms: int, option: str) -> int | None:
-    """Return the time (epoch ms) of an option: ``2h`` is two hours ago.
+def past_time(text: str | None, now_ms: int, option: str, *, is_end: bool = False) -> int | None:
+    """Return the time (epoch ms) of an option: ``2h`` is two hours ago, and ``20:00`` the last one.
+
+    Args:
+        is_end: A day, and ``tonight``, stand for their end.
 
     Raises:
         typer.BadParameter: The text is not a time.
     """
-    return None if text is None else _time(text, now_ms, -1, option)
+    return None if text is None else _time(text, now_ms, -1, option, is_end)
 
 
-def future_time(text: str | None, now_ms: int, option: str) -> int | None:
-    """Return the time (epoch ms) of an option: ``2h`` is in two hours.
+def future_time(text: str | None, now_ms: int, option: str, *, is_end: bool = False) -> int | None:
+    """Return the time (epoch ms) of an option: ``2h`` is in two hours, and ``20:00`` the next one.
+
+    Args:
+        is_end: A day, and ``tonight``, stand for their end.
 
     Raises:
         typer.BadParameter: The text is not a time.
     """
-    return None if text is None else _time(text, now_ms, 1, option)
+    return None if text is None else _time(text, now_ms, 1, option, is_end)
 
 
-def _time(text: str, now_ms: int, sign: int, option: str) -> int:
+def _time(text: str, now_ms: int, sign: int, option: str, is_end: bool) -> int:
     from mqtemplate.operations.bulk import parse_time
 
     if is_duration_text(text):
         return now_ms + sign * duration_ms(text)
+    time_ms = named_time(text, now_ms, sign, is_end=is_end)
+    if time_ms is not None:
+        print_line(f"{option} is {zoned_text(time_ms)}", sys.stderr)
+        return time_ms
     time_ms = parse_time(text)
     if time_ms is None:
         form = "from now" if sign > 0 else "ago"
         raise typer.BadParameter(
-            f"{text!r} is not a time; give a duration ({form}) such as 2h or '1h 30m', a time such as 2026-01-31T08:00 "
-            "(local, or with its offset), or epoch milliseconds",
+            f"{text!r} is not a time; give a duration ({form}) such as 2h or '1h 30m', a time such as 20:00, "
+            "tonight, yesterday, 'mon 09:00' or 2026-01-31T08:00 (local, or with its offset), or epoch milliseconds",
             param_hint=option,
         )
     return time_ms
+
+
+def zoned_text(time_ms: int) -> str:
+    """Return a time in the local zone, which is named."""
+    moment = datetime.fromtimestamp(time_ms / 1_000).astimezone()
+    return f"{moment.isoformat(' ', 'seconds')} ({moment.tzname()})"
+
+
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
+_EVENING, _MORNING = clock_time(18), clock_time(6)
+
+
+def named_time(text: str, now_ms: int, sign: int, *, is_end: bool = False) -> int | None:
+    """Return a local time (epoch ms) by name: ``tonight``, ``20:00``, ``mon 09:00``; None for another text.
+
+    Args:
+        sign: -1 for the last such time before now, 1 for the next one.
+        is_end: A day without a time of day stands for its end, not its start. ``tonight`` is from 18:00 to 06:00.
+    """
+    words = text.lower().split()
+    match = _CLOCK.fullmatch(words[-1]) if words else None
+    at = None if match is None else clock_time(int(match[1]), int(match[2]))
+    names = words if at is None else words[:-1]
+    if len(names) > 1 or not words:
+        return None
+    now = datetime.fromtimestamp(now_ms / 1_000).astimezone().replace(tzinfo=None)
+    if not names:
+        found = _nearest(now, now.date(), at or clock_time(), sign, 1)
+    elif names[0] == "tonight":
+        found = _tonight(now, at, is_end=is_end)
+    elif names[0] in _DAYS:
+        found = datetime.combine(now.date() + timedelta(_DAYS[names[0]] + (is_end and at is None)), at or clock_time())
+    else:
+        weekday = next((number for number, day in enumerate(_WEEKDAYS) if names[0] in (day, day[:3])), None)
+        if weekday is None:
+            return None
+        ahead = sign * (sign * (weekday - now.weekday()) % 7)
+        day = now.date() + timedelta(ahead)
+        if at is None:
+            found = datetime.combine(day + timedelta(is_end), clock_time())
+        else:
+            found = _nearest(now, day, at, sign, 7)
+    return round(found.astimezone().timestamp() * 1_000)
+
+
+def _nearest(now: datetime, day: date, at: clock_time, sign: int, period: int) -> datetime:
+    """Return a time of a day, or of the day some days later or earlier, so that it is after or before now."""
+    found = datetime.combine(day, at)
+    is_wrong = found <= now if sign > 0 else found > now
+    return datetime.combine(day + timedelta(sign * period), at) if is_wrong else found
+
+
+def _tonight(now: datetime, at: clock_time | None, *, is_end: bool) -> datetime:
+    """Return the start or the end of the night: the present one before six o'clock, else the next one."""
+    evening = now.date() - timedelta(now.time() < _MORNING)
+    at = at or (_MORNING if is_end else _EVENING)
+    return datetime.combine(evening + timedelta(at < clock_time(12)), at)
 
 
 def duration(text: str, option: str) -> int:

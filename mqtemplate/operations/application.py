@@ -13,7 +13,7 @@ from typing import Any
 
 from mqtemplate.broker import OffsetChange
 from mqtemplate.durations import option_ms
-from mqtemplate.errors import ListenerError, MQTemplateError
+from mqtemplate.errors import ListenerError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.container.process_queue import epoch_ms
@@ -70,6 +70,29 @@ def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
         raise InvalidChangeError(f"the body has the field {twice[:40]!r} twice, allowed is once")
+    return found
+
+
+def listeners_named(listeners: Iterable[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Return the listener with an id, or with a unique end of one such as ``bill``; or all listeners of a group.
+
+    Args:
+        listeners: Documents of the actuator.
+
+    Raises:
+        UnknownNameError: There is none, or an end is of several ids.
+    """
+    known = {str(each["id"]): each for each in listeners}
+    if name in known:
+        return [known[name]]
+    found = [each for each_id, each in known.items() if each_id.endswith(f".{name}")]
+    found = found or [each for each_id, each in known.items() if name and each_id.endswith(name)]
+    if len(found) > 1:
+        ids = ", ".join(sorted(str(each["id"]) for each in found))
+        raise UnknownNameError(f"{name!r} is the end of several ids: {ids}; give more of one")
+    found = found or [each for each in known.values() if each["group"] == name]
+    if not found:
+        raise UnknownNameError(f"there is no listener {name!r}; there is: {', '.join(known) or 'none'}")
     return found
 
 

@@ -1,181 +1,41 @@
-"""``dashboard``: pages in a browser for a broker, an application, or both; ``listeners`` and ``schedules`` of a running
-application, through its actuator; ``changes`` and ``undo``.
-"""
+"""``listeners`` and ``schedules`` of a running application, through its actuator; ``why``; ``changes`` and ``undo``."""
 
 from __future__ import annotations
 
-import dataclasses
-import ipaddress
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlsplit
 
 import typer
 
-from mqtemplate.cli.formats import preview_lines, record_of
-from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, cluster_of, command, command_group
-from mqtemplate.cli.output import Columns, print_line
+from mqtemplate.cli.formats import named_time, preview_lines, record_of, zoned_text
+from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, command, command_group, completed
+from mqtemplate.cli.output import Columns
+from mqtemplate.clock import SystemClock
 from mqtemplate.console.client import ActuatorClient
-from mqtemplate.context.config.masking import masked_text
 from mqtemplate.converters.readable import time_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
+from mqtemplate.operations.application import listeners_named
 
 if TYPE_CHECKING:
-    from mqtemplate.console.access import Access
-    from mqtemplate.console.dashboard import DashboardServer
-    from mqtemplate.console.sources import BrokerSource
     from mqtemplate.operations.audit import LoggedChange
     from mqtemplate.operations.changes import ChangePreview
     from mqtemplate.operations.why_late import ListenerReport
 
 
-_LOOPBACK = "127.0.0.1"
-_TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
+TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
 
 
-def _refuse_token(option: typer.CallbackParam, value: str | None) -> None:
+def refuse_token(option: typer.CallbackParam, value: str | None) -> None:
     """Refuse a token among the arguments, as earlier versions had it."""
     if value is not None:
         raise typer.BadParameter(
             f"all users of this machine see the arguments of its processes: give {option.opts[0]}-file FILE, or set "
             "MQTEMPLATE_MANAGEMENT_TOKEN"
         )
-
-
-@command(
-    TOP,
-    "dashboard",
-    "dashboard --store ./data",
-    "dashboard --name-server 10.0.0.1:9876 --allow-changes",
-    "dashboard --app http://127.0.0.1:9090 --store ./data",
-)
-def dashboard(
-    call: CommandCall,
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="FOLDER", help="store directory; the same as -n embedded:FOLDER")
-    ] = None,
-    application: Annotated[
-        str | None, typer.Option("--app", metavar="URL", help="actuator of a running application: listeners, lateness")
-    ] = None,
-    application_token_file: Annotated[
-        Path | None,
-        typer.Option("--app-token-file", metavar="FILE", help=f"for the application: {_TOKEN_FILE_HELP}"),
-    ] = None,
-    application_token: Annotated[str | None, typer.Option("--app-token", hidden=True, callback=_refuse_token)] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="numeric address to listen on")] = _LOOPBACK,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one")] = 8090,
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="allow changes too, after the sign-in")
-    ] = False,
-    allowed_host: Annotated[
-        list[str], typer.Option(metavar="NAME", help="further name of this machine in addresses; may be repeated")
-    ] = [],  # noqa: B006 - typer copies it
-    audit_log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="log of changes (default: ~/.local/state/mqtemplate/audit.jsonl)"),
-    ] = None,
-) -> None:
-    """Serve pages that show a broker, an application, or both, in a browser."""
-    from mqtemplate.clock import SystemClock
-    from mqtemplate.console.server import check_installed
-
-    check_installed()
-    is_loopback = _is_loopback(host)
-    if ipaddress.ip_address(host).is_unspecified and not allowed_host:
-        raise typer.BadParameter(
-            f"with {host} the dashboard cannot know its names: give those that browsers use with --allowed-host, such "
-            "as --allowed-host 10.0.0.5",
-            param_hint="--host",
-        )
-    if store is not None:
-        if call.name_server is not None:
-            raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
-        call = dataclasses.replace(call, folder=store)
-    from mqtemplate.console.access import Access
-    from mqtemplate.console.dashboard import Dashboard, DashboardServer, dashboard_audit
-    from mqtemplate.operations.audit import default_audit_path
-
-    audit_path = audit_log or (default_audit_path() if allow_changes else None)
-    audit = dashboard_audit(audit_path, SystemClock())
-    access = Access(
-        allow_changes=allow_changes,
-        allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
-    )
-    with _source(call, needed=application is None) as source:
-        documents = None if application is None else _actuator(call, application, application_token_file)
-        pages = Dashboard(source, documents, access=access, audit=audit, title=_title(source, application))
-        _serve(DashboardServer(pages, host, port), access, is_loopback=is_loopback, audit=audit_path)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise typer.BadParameter(
-            f"must be a numeric address, such as 127.0.0.1 or ::1, got {host!r}", param_hint="--host"
-        ) from None
-
-
-@contextmanager
-def _source(call: CommandCall, *, needed: bool) -> Iterator[BrokerSource | None]:
-    """Yield the broker that the options name; None if they name none and only an application is shown."""
-    if call.name_server is None and call.folder is None and not needed:
-        yield None
-        return
-    from mqtemplate.console.sources import FolderSource, OpenSource
-    from mqtemplate.operations import BrokerAccess
-
-    settings = call.settings()
-    cluster = cluster_of(settings)
-    if cluster is not None:
-        with cluster:
-            label = call.name_server or settings.rocketmq.name_server or "cluster"
-            yield OpenSource(BrokerAccess(cluster), str(label))
-        return
-    if settings.store_path is None:
-        raise ConfigurationError(
-            "the broker in memory ends with its process, so the dashboard cannot see it; give --store FOLDER, "
-            "--name-server host:port, or --app URL"
-        )
-    yield FolderSource(Path(settings.store_path), settings.mqtemplate.broker)
-
-
-def _title(source: BrokerSource | None, application: str | None) -> str:
-    return masked_text(" · ".join(part for part in (None if source is None else source.label, application) if part))
-
-
-def _actuator(call: CommandCall, url: str, token_file: Path | None) -> ActuatorClient:
-    if not url.startswith(("http://", "https://")):
-        raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
-    return ActuatorClient(url, _token_of(call, token_file))
-
-
-def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
-    from mqtemplate.context.signals import StopRequests
-    from mqtemplate.processes import prompt_threads
-
-    stop_requests = StopRequests()
-    # A count of a million messages must not delay the pages beside it.
-    with prompt_threads(), stop_requests.from_signals():
-        server.start()
-        try:
-            print_line(f"dashboard: http://{server.address}/sign-in?token={access.token}")
-            if audit is not None:
-                print_line(f"changes are logged to {audit}")
-            if not is_loopback:
-                print_line(
-                    f"warning: other machines can connect to {server.address} without encryption, so the token and "
-                    "messages can be read on the way; put a proxy with TLS before it, or use a tunnel",
-                    sys.stderr,
-                )
-            print_line("press Ctrl-C to stop")
-            stop_requests.wait()
-        finally:
-            server.stop()
 
 
 _MAX_TOKEN = 4_096
@@ -193,8 +53,6 @@ _COLUMNS: Columns = {
 _OFFSETS = ("topic", "broker", "queue", "before", "after", "skipped", "again")
 _OFFSET_COLUMNS: Columns = {name.upper(): name for name in _OFFSETS}
 
-Listener = Annotated[str, typer.Argument(metavar="LISTENER", help="id of the listener; see 'listeners ls'")]
-
 
 @dataclass(frozen=True, slots=True)
 class ActuatorOptions:
@@ -211,8 +69,8 @@ class ActuatorOptions:
             help="actuator of the application (default: mqtemplate.management.address and port of application.yml)",
         ),
     ] = None
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help=_TOKEN_FILE_HELP)] = None
-    token: Annotated[str | None, typer.Option(hidden=True, callback=_refuse_token)] = None
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help=TOKEN_FILE_HELP)] = None
+    token: Annotated[str | None, typer.Option(hidden=True, callback=refuse_token)] = None
 
     def client(self, call: CommandCall) -> ActuatorClient:
         """Return the client of the actuator that the options or the configuration name.
@@ -231,7 +89,26 @@ class ActuatorOptions:
             url = f"http://{host}:{management.port}"
         elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
-        return ActuatorClient(url, _token_of(call, self.token_file))
+        return ActuatorClient(url, token_of(call, self.token_file))
+
+
+def _listener_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the listeners that begin with a text, for the completion of a shell."""
+    given = {name: context.params.get(name) for name in ("url", "token_file")}
+    call = CommandCall(config=context.params.get("config"), profile=context.params.get("profile") or ())
+
+    def names() -> list[str]:
+        return [each["id"] for each in ActuatorOptions(**given).client(call).get("listeners")["listeners"]]
+
+    return completed(incomplete, names)
+
+
+Listener = Annotated[
+    str,
+    typer.Argument(
+        metavar="LISTENER", autocompletion=_listener_names, help="id of the listener, the end of one, or a group"
+    ),
+]
 
 
 # --- why ----------------------------------------------------------------------------------------
@@ -286,22 +163,22 @@ def _application_state(call: CommandCall, actuator: ActuatorOptions) -> Listener
 _LISTENERS = command_group("listeners", "Show and change the listeners of a running application.")
 
 
-@command(_LISTENERS, "ls", "listeners ls", "listeners ls --url http://127.0.0.1:9090 --json", without=("name_server",))
+@command(_LISTENERS, "ls", "listeners ls", "listeners ls --sort=-lag --json", without=("name_server",), is_list=True)
 def ls(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None:
     """Show the listeners with their states and lags."""
     found = actuator.client(call).get("listeners")["listeners"]
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
-@command(_LISTENERS, "pause", "listeners pause shop.app.bill", without=("name_server",))
+@command(_LISTENERS, "pause", "listeners pause bill", without=("name_server",))
 def pause(call: CommandCall, listener: Listener, actuator: ActuatorOptions = ActuatorOptions()) -> None:
-    """Pause a listener: its handlers finish, and no further one starts. Its queues stay assigned."""
+    """Pause a listener, or all of a group, in all processes: handlers finish, no further one starts, queues stay."""
     _change(call, listener, {"action": "pause"}, actuator)
 
 
 @command(_LISTENERS, "resume", "listeners resume shop.app.bill", without=("name_server",))
 def resume(call: CommandCall, listener: Listener, actuator: ActuatorOptions = ActuatorOptions()) -> None:
-    """Resume a paused listener."""
+    """Resume a paused listener, or all of a group."""
     _change(call, listener, {"action": "resume"}, actuator)
 
 
@@ -329,7 +206,8 @@ def seek(
     call: CommandCall,
     listener: Listener,
     to: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="first, latest, an ISO time with a zone, or epoch milliseconds")
+        str | None,
+        typer.Option(metavar="PLACE", help="first, latest, yesterday, 20:00, an ISO time with a zone, or epoch ms"),
     ] = None,
     back: Annotated[str | None, typer.Option(metavar="DURATION", help="handle the last 2h, 30m, … again")] = None,
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="with --queue and --offset")] = None,
@@ -346,7 +224,14 @@ def seek(
     """
     given = {"to": to, "back": back, "topic": topic, "queue": queue, "offset": offset, "broker": broker}
     change = {"action": "seek", **{key: value for key, value in given.items() if value is not None}}
-    _seek(call, f"listeners/{quote(listener, safe='')}", change, actuator, confirmation)
+    if to is not None and (time_ms := named_time(to, SystemClock().now_ms(), -1)) is not None:
+        call.output.note(f"--to is {zoned_text(time_ms)}")
+        change["to"] = time_ms
+    found = listeners_named(actuator.client(call).get("listeners")["listeners"], listener)
+    if len(found) > 1:
+        ids = ", ".join(each["id"] for each in found)
+        raise typer.BadParameter(f"group {listener!r} has several listeners: {ids}; give one", param_hint="LISTENER")
+    _seek(call, f"listeners/{quote(found[0]['id'], safe='')}", change, actuator, confirmation)
 
 
 def _seek(
@@ -383,7 +268,9 @@ def _show_offsets(call: CommandCall, preview: ChangePreview) -> None:
 
 
 def _change(call: CommandCall, listener: str, change: dict[str, Any], actuator: ActuatorOptions) -> None:
-    _print_listener(call, actuator.client(call).post(f"listeners/{quote(listener, safe='')}", change), change)
+    client = actuator.client(call)
+    for each in listeners_named(client.get("listeners")["listeners"], listener):
+        _print_listener(call, client.post(f"listeners/{quote(each['id'], safe='')}", change), change)
 
 
 def _print_listener(call: CommandCall, record: dict[str, Any], change: dict[str, Any]) -> None:
@@ -396,7 +283,7 @@ def _print_listener(call: CommandCall, record: dict[str, Any], change: dict[str,
     )
 
 
-def _token_of(call: CommandCall, file: Path | None) -> str | None:
+def token_of(call: CommandCall, file: Path | None) -> str | None:
     """Return the token of a file, or of the configuration; None without one.
 
     Raises:
@@ -438,7 +325,7 @@ Name = Annotated[str, typer.Argument(metavar="SCHEDULE", help="name of the sched
 _SCHEDULES = command_group("schedules", "Show and change the schedules of a running application.")
 
 
-@command(_SCHEDULES, "ls", "schedules ls", "schedules ls --url http://127.0.0.1:9090 --json", without=("name_server",))
+@command(_SCHEDULES, "ls", "schedules ls", "schedules ls --json", without=("name_server",), is_list=True)
 def ls_schedules(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None:
     """Show the schedules with their next runs."""
     found = actuator.client(call).get("schedules")["schedules"]
@@ -456,11 +343,14 @@ def pause_schedule(
     call: CommandCall,
     schedule: Name,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ISO time with a zone; without it until 'schedules resume'")
+        str | None, typer.Option(metavar="TIME", help="'tomorrow 08:00', ISO time with a zone; default: until 'resume'")
     ] = None,
     actuator: ActuatorOptions = ActuatorOptions(),
 ) -> None:
     """Skip the runs of a schedule in all processes. Skipped runs are not caught up."""
+    if until is not None and (time_ms := named_time(until, SystemClock().now_ms(), 1)) is not None:
+        call.output.note(f"--until is {zoned_text(time_ms)}")
+        until = datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat()
     _change_schedule(call, schedule, {"action": "pause"} | ({} if until is None else {"until": until}), actuator)
 
 
@@ -498,7 +388,7 @@ _CHANGE_COLUMNS: Columns = {
 _OF = ("listener", "group", "topic", "name", "filter", "undo_of")
 
 
-@command(TOP, "changes", "changes", "changes --max-count 5 --json", "changes --url http://127.0.0.1:9090")
+@command(TOP, "changes", "changes", "changes --max-count 5 --json", "changes --url http://127.0.0.1:9090", is_list=True)
 def changes(
     call: CommandCall,
     max_count: Annotated[int, typer.Option(min=1, help="most changes")] = 20,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqtemplate.cli.formats import body_fields, message_fields, named_values, past_time, record_body, record_of
-from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, existing_file
+from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, existing_file, group_names
 from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import body_text, pretty_body, properties_text, time_text
 from mqtemplate.processes import is_terminal
@@ -53,7 +53,7 @@ _FIELDS: Columns = {
     "body": record_body,
 }
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="the consumer group")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=group_names, help="the consumer group")]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="ids of dead letters, or of their messages")]
 Letter = Annotated[str, typer.Argument(metavar="ID", help="id of the dead letter, or of its message")]
 Rate = Annotated[float | None, typer.Option(help="most messages per second")]
@@ -81,7 +81,7 @@ class LetterOptions:
         return LetterFilter(
             state=None if any_state else LetterState.OPEN,
             after_ms=past_time(self.since, now_ms, "--since"),
-            before_ms=past_time(self.until, now_ms, "--until"),
+            before_ms=past_time(self.until, now_ms, "--until", is_end=True),
             cause=self.cause,
             topic=self.topic,
             key=self.key,
@@ -121,10 +121,10 @@ _DLQ = command_group("dlq", "Show dead letters with their causes, and send them 
 # --- reading ------------------------------------------------------------------------------------
 
 
-@command(_DLQ, "ls", "dlq ls", "dlq ls billing", "dlq ls billing --cause TimeoutError --since 24h --json")
+@command(_DLQ, "ls", "dlq ls", "dlq ls billing", "dlq ls billing --since yesterday --sort cause", is_list=True)
 def ls(
     call: CommandCall,
-    group: Annotated[str | None, typer.Argument(metavar="[GROUP]")] = None,
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", autocompletion=group_names)] = None,
     options: LetterOptions = LetterOptions(),
     any_state: Annotated[bool, typer.Option("--all", help="show those that were sent again or purged too")] = False,
     max_count: Annotated[int, typer.Option(min=1, help="most dead letters")] = 100,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqtemplate.cli.formats import body_fields, duration, future_time, record_body, record_of
-from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group
-from mqtemplate.cli.output import Columns
+from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, topic_names
+from mqtemplate.cli.output import Columns, Shown
 from mqtemplate.converters.readable import properties_text, size_text, span_text, time_text
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ _BAR = 40
 _DOING = {"cancel": "cancelling", "shift": "rescheduling", "move": "rescheduling", "deliver": "rescheduling"}
 _COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
-    "IN": lambda record: span_text(record["in_ms"]),
+    "IN": Shown("in_ms", span_text),
     "TOPIC": "topic",
     "TAG": "tags",
     "KEYS": "keys",
     "LEVEL": lambda record: record["delay_level"] or "",
-    "SIZE": lambda record: size_text(record["body_size"]),
+    "SIZE": Shown("body_size", size_text),
     "ID": "msg_id",
 }
 _FIELDS: Columns = {
@@ -42,7 +42,9 @@ _FIELDS: Columns = {
     "body": record_body,
 }
 
-Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="only messages for this topic")]
+Topic = Annotated[
+    str | None, typer.Option(metavar="TOPIC", autocompletion=topic_names, help="only messages for this topic")
+]
 Key = Annotated[str | None, typer.Option(metavar="KEY", help="only messages with this key or id")]
 Rate = Annotated[float | None, typer.Option(help="most messages per second")]
 
@@ -69,7 +71,7 @@ class DueOptions:
             key=key,
             tag=self.tag,
             after_ms=future_time(self.after, now_ms, "--after"),
-            before_ms=future_time(self.before, now_ms, "--before"),
+            before_ms=future_time(self.before, now_ms, "--before", is_end=True),
         )
 
 
@@ -79,7 +81,14 @@ _DELAYED = command_group("delayed", "Show, cancel and reschedule pending message
 # --- queries ------------------------------------------------------------------------------------
 
 
-@command(_DELAYED, "ls", "delayed ls", "delayed ls --topic reminders --before 2h", "delayed ls --key 4466 --json")
+@command(
+    _DELAYED,
+    "ls",
+    "delayed ls",
+    "delayed ls --topic reminders --before 2h",
+    "delayed ls --key 4466 --json",
+    is_list=True,
+)
 def ls(
     call: CommandCall,
     options: DueOptions = DueOptions(),
