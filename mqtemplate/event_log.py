@@ -34,7 +34,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from mqtemplate.errors import escaped
-from mqtemplate.user_code import error_text, is_interrupt, traceback_of, type_name
+from mqtemplate.user_code import error_text, is_interrupt, safe_text, traceback_of, type_name
 
 __all__ = [
     "STRUCTLOG_KEY_PREFIX",
@@ -330,16 +330,16 @@ def _bounded(name: str, value: object) -> object:
         return _without_controls(value) if isinstance(value, BaseException) else value
     if value is None or isinstance(value, int | float):
         return value
-    text = value if isinstance(value, str) else str(value)
+    text = value if isinstance(value, str) else safe_text(value, sys.maxsize)
     return escaped(text if len(text) <= _MAX_PEER_TEXT else f"{text[:_MAX_PEER_TEXT]}… ({len(text)} characters)")
 
 
 def _without_controls(error: BaseException) -> BaseException:
     """Return an error with the name, the stack and the visible text of *error*: formatters write texts as they are."""
-    kind = type(error)
-    copy = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-    text = str(_bounded("", str(error)))
-    return copy(text).with_traceback(error.__traceback__)  # type: ignore[no-any-return]
+    # Code of an application may have raised it, and its class may refuse every question.
+    names = {name: type_name(error, name) for name in ("__module__", "__qualname__")}
+    copy = type(type_name(error), (Exception,), names)
+    return copy(str(_bounded("", safe_text(error, sys.maxsize)))).with_traceback(traceback_of(error))  # type: ignore[no-any-return]
 
 
 def get_logger(name: str) -> EventLogger:

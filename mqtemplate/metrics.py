@@ -15,12 +15,23 @@ from typing import Generic, TypeAlias, TypeVar
 from mqtemplate.event_log import get_logger
 from mqtemplate.user_code import error_text, is_interrupt
 
-__all__ = ["OTHER", "Counter", "HistogramSnapshot", "MetricKind", "MetricSample", "Metrics", "ValueHistogram"]
+__all__ = [
+    "OTHER",
+    "Counter",
+    "HistogramSnapshot",
+    "MetricKind",
+    "MetricSample",
+    "Metrics",
+    "ValueHistogram",
+    "warn_limited",
+]
 
 _log = get_logger("mqtemplate.metrics")
 
 OTHER = "_other"
 """Value of each label of the series that counts what is beyond the limit of series."""
+
+_MAX_SERIES_ADVICE = "use fewer topics and groups, or raise mqtemplate.management.metrics.max-series"
 
 _T = TypeVar("_T")
 _Labels: TypeAlias = tuple[tuple[str, str], ...]
@@ -130,7 +141,7 @@ class _Family(Generic[_T]):
         # The last place is for the series of all others.
         if len(series) >= self._limit - 1 and labels:
             if (others := _others(key)) not in series:
-                _log.warning("metrics.limited", metric=name, series=self._limit)
+                warn_limited(name, self._limit)
             key = others
         return series.setdefault(key, self._create())
 
@@ -156,6 +167,7 @@ class Metrics:
         self._histograms: _Family[ValueHistogram] = _Family(ValueHistogram, max_series)
         self._gauges: dict[tuple[str, _Labels], Callable[[], float]] = {}
         self._collectors: list[Callable[[], Iterable[MetricSample]]] = []
+        self._limited: set[str] = set()
 
     def counter(self, name: str, **labels: str) -> Counter:
         """Return the counter of this name and these labels; create it at the first call. Hold it: this looks it up."""
@@ -187,12 +199,20 @@ class Metrics:
         collectors: list[Callable[[], Iterable[MetricSample]]] = [*gauges, *self._collectors]
         for collect in collectors:
             try:
-                found += _limited(collect(), self._max_series)
+                found += self._bounded(collect())
             except BaseException as exc:
                 if is_interrupt(exc):
                     raise
                 _log.warning("metrics.collect_failed", reason=error_text(exc))
         return sorted(found, key=lambda sample: (sample.name, sorted(sample.labels.items())))
+
+    def _bounded(self, samples: Iterable[MetricSample]) -> list[MetricSample]:
+        """Return the first series of each name, and one with the sum of the others; log each such name once."""
+        kept, others, folded = _limited(samples, self._max_series)
+        for name in folded - self._limited:
+            self._limited.add(name)
+            warn_limited(name, self._max_series)
+        return [*kept, *others]
 
     def snapshot(self) -> dict[str, int | float | HistogramSnapshot]:
         """Return the value of each metric, sorted by name; a metric with labels as ``name{label=value}``."""
@@ -207,9 +227,18 @@ def _others(labels: Iterable[tuple[str, str]]) -> _Labels:
     return tuple((name, OTHER) for name, _ in labels)
 
 
-def _limited(samples: Iterable[MetricSample], limit: int) -> list[MetricSample]:
-    """Return the first *limit* - 1 series of each name, and one with the sum of the others."""
+def warn_limited(metric: str, limit: int, advice: str = _MAX_SERIES_ADVICE) -> None:
+    """Log that further series of a metric are counted together. The caller does so once for each metric."""
+    _log.warning("metrics.limited", metric=metric, series=limit, counted_as=OTHER, advice=advice)
+
+
+def _limited(samples: Iterable[MetricSample], limit: int) -> tuple[list[MetricSample], list[MetricSample], set[str]]:
+    """Return the first *limit* - 1 series of each name, one with the sum of the others, and the names of these.
+
+    A name is left out if the collector has such a series itself, and no other one is beyond the limit.
+    """
     kept: list[MetricSample] = []
+    folded: set[str] = set()
     counts: dict[str, int] = {}
     rest: dict[tuple[str, _Labels], MetricSample] = {}
     for sample in samples:
@@ -217,11 +246,13 @@ def _limited(samples: Iterable[MetricSample], limit: int) -> list[MetricSample]:
         if counts[sample.name] < limit or isinstance(sample.value, HistogramSnapshot):
             kept.append(sample)
             continue
+        if OTHER not in sample.labels.values():
+            folded.add(sample.name)
         key = (sample.name, _others(sorted(sample.labels.items())))
         sum_ = rest[key].value if key in rest else 0
         assert not isinstance(sum_, HistogramSnapshot), "histograms are kept"
         rest[key] = MetricSample(sample.name, sample.kind, sum_ + sample.value, dict(key[1]))
-    return [*kept, *rest.values()]
+    return kept, list(rest.values()), folded
 
 
 def _title(sample: MetricSample) -> str:

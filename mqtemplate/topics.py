@@ -205,11 +205,13 @@ def is_system_group(group: str) -> bool:
 
 
 def nearest_topic(topic: str, known: Iterable[str]) -> str | None:
-    """Return the known topic of an application whose name is most similar to *topic*.
+    """Return the known topic of an application whose name is most similar to *topic*, but not the same.
 
     None if none is similar, or so many are that a hint would be chance: ``orders-1``, ``orders-2``, ….
     """
-    names = [name for name in known if not name.startswith(_BROKERS_PREFIXES) and name not in SYSTEM_TOPICS]
+    # A topic that was missing a moment ago may be among the known ones by now.
+    excluded = SYSTEM_TOPICS | {topic}
+    names = [name for name in known if not name.startswith(_BROKERS_PREFIXES) and name not in excluded]
     if len(names) > _MAX_COMPARED:  # a comparison takes 30 us
         names = [name for name in names if abs(len(name) - len(topic)) <= 2 and _have_same_end(name, topic)]
     if len(names) > _MAX_COMPARED:

@@ -125,13 +125,12 @@ def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 def did_you_mean(
     name: str, known: Iterable[str], otherwise: str = "", *, written: Mapping[str, str] | None = None
 ) -> str:
-    """Return the hint "did you mean …?" with the nearest known name.
+    """Return the hint "did you mean …?" with the nearest known name, which never reads as *name* itself.
 
     Args:
         otherwise: Text to return if no known name is similar.
         written: Known name -> the form in which the hint shows it.
     """
-    found = nearest(name, known)
-    if found is None:
-        return otherwise
-    return f"did you mean {(found if written is None else written[found])!r}?"
+    shown_as = {each: each if written is None else written[each] for each in known}
+    found = nearest(name, [each for each, text in shown_as.items() if text != name])
+    return otherwise if found is None else f"did you mean {shown_as[found]!r}?"

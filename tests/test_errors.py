@@ -29,6 +29,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue, PackedBody
+from mqtemplate.operations.changes import ChangePreview
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.results import SendResult, SendStatus, TransactionSendResult
 from mqtemplate.selectors.sql92 import Sql92Selector
@@ -55,6 +56,7 @@ _ARGUMENTS: dict[str, object] = {
     "keys": "a-key",
     "status": 400,
     "header": None,
+    "preview": ChangePreview(count=3, noun="pending message", topics={"orders": 3}),
 }
 
 
@@ -250,6 +252,13 @@ def test_a_hint_names_the_nearest_known_name_or_says_something_else(
     name: str, written: dict[str, str] | None, hint: str
 ) -> None:
     assert did_you_mean(name, ["orders", "payments"], "there is: orders, payments", written=written) == hint
+
+
+def test_the_hint_is_never_the_given_name_itself() -> None:
+    """A name that was missing a moment ago may exist by now; other spellings of a known name are a hint."""
+    assert did_you_mean("orders", ["orders"], "there is: orders") == "there is: orders"
+    assert did_you_mean("orders", ["orders", "orders2"]) == "did you mean 'orders2'?"
+    assert did_you_mean("orders", ["orders"], written={"orders": "Orders"}) == "did you mean 'Orders'?"
 
 
 def test_the_error_of_an_operation_becomes_the_error_of_each_of_its_parts() -> None:

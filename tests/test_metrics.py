@@ -31,16 +31,20 @@ def test_the_number_of_series_is_bounded(caplog: pytest.LogCaptureFixture) -> No
     assert [sample.value for sample in sent if sample.labels == {"topic": OTHER}] == [41]
     assert sum(sample.value for sample in sent if isinstance(sample.value, int)) == 50
     assert caplog.text.count("metrics.limited") == 2
+    assert "metric=sent series=10 counted_as=_other advice='use fewer topics and groups, or raise " in caplog.text
 
 
 @pytest.mark.feature("14.3")
-def test_values_that_are_read_are_bounded_too() -> None:
+def test_values_that_are_read_are_bounded_too(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics(max_series=10)
     metrics.add_collector(lambda: [MetricSample("lag", MetricKind.GAUGE, 1, {"queue": str(n)}) for n in range(50)])
 
     lags = metrics.samples()
+    metrics.samples()
 
     assert len(lags) == 10
+    assert caplog.text.count("metrics.limited") == 1
+    assert "metric=lag series=10 counted_as=_other advice='use fewer topics and groups, or raise " in caplog.text
     assert {str(sample.labels["queue"]): sample.value for sample in lags}[OTHER] == 41
 
 

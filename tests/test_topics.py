@@ -22,3 +22,9 @@ def test_there_is_no_hint_if_hundreds_of_topics_are_equally_similar() -> None:
 
 def test_topics_of_the_broker_are_no_hint() -> None:
     assert nearest_topic("RETRY_orders", ["%RETRY%orders", "TBW102"]) is None
+
+
+def test_the_hint_is_never_the_topic_itself() -> None:
+    """A topic that was missing a moment ago may have been created since."""
+    assert nearest_topic("orders", ["orders", "order"]) == "order"
+    assert nearest_topic("orders", ["orders"]) is None

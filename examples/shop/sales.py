@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     payload=OrderPaid,
     bad_records="dlq",
     include_properties=False,
+    max_restarts=3,
 )
 class Sales:
     """Spark listener that adds the sums of each batch to a table.

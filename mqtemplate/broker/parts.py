@@ -429,15 +429,37 @@ class DelayedMessages(Protocol):
             DelayError: The delay is longer than the broker supports.
         """
 
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+    def pending(
+        self,
+        query: PendingQuery,
+        max_count: int = 100,
+        cursor: str | None = None,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingPage:
         """Return pending messages, ordered by deliver time.
 
         Args:
             cursor: `PendingPage.cursor` of the page before; None for the first page.
+            on_compared: Called while many messages are compared, with their number since the last call. It may raise an
+                error to end the call. Without it a remote broker stops after a time of its own.
+
+        Raises:
+            RemoteTimeoutError: The broker has not answered in time.
         """
 
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
-        """Return the number of pending messages, in total and in each time span of *bucket_ms*."""
+    def count_pending(
+        self,
+        query: PendingQuery,
+        bucket_ms: int = 60_000,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingCounts:
+        """Return the number of pending messages, in total and in each time span of *bucket_ms*.
+
+        Args:
+            on_compared: See `pending`.
+        """
 
     def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
         """Return where the records of pending messages are, in the files of this machine.

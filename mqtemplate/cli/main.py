@@ -23,6 +23,7 @@ _COMMANDS = {
     "send": "messages",
     "tail": "messages",
     "messages": "messages",
+    "status": "topics",
     "why": "console",
     "topics": "topics",
     "groups": "topics",

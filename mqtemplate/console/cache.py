@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from mqtemplate.errors import MQTemplateError, RequestTimeoutError
 from mqtemplate.message import MessageQueue
+from mqtemplate.operations.progress import LagTrend
 
 T = TypeVar("T")
 
@@ -133,11 +134,13 @@ class OffsetSample:
         stored: Topic -> sum of the maximum offsets of its queues.
         consumed: Group -> its committed offsets by queue. The first one is where the group starts, often at the end of
             a long queue, so it is not a number of consumed messages.
+        lags: Group -> number of messages that it has not consumed.
     """
 
     time_ms: int
     stored: Mapping[str, int] = field(default_factory=dict)
     consumed: Mapping[str, Mapping[MessageQueue, int]] = field(default_factory=dict)
+    lags: Mapping[str, int] = field(default_factory=dict)
 
 
 class Rates:
@@ -159,7 +162,7 @@ class Rates:
                 name: totals.get(name, 0) + _growth(before.get(name, {}), offsets)
                 for name, offsets in sample.consumed.items()
             }
-            self._samples.append(_Totals(sample.time_ms, sample.stored, consumed))
+            self._samples.append(_Totals(sample.time_ms, sample.stored, consumed, sample.lags))
             self._offsets = sample.consumed
 
     def stored(self) -> dict[str, float]:
@@ -180,15 +183,32 @@ class Rates:
             found.append((after.time_ms, grown * 1_000 / (after.time_ms - before.time_ms)))
         return found
 
-    def _rates(self, values: Callable[[_Totals], Mapping[str, int]]) -> dict[str, float]:
+    def lag_trends(self) -> dict[str, LagTrend]:
+        """Return the trend of the lag of each group; empty before the second sample."""
+        ends = self._ends()
+        if ends is None:
+            return {}
+        first, last = ends
+        elapsed_ms = last.time_ms - first.time_ms
+        return {
+            name: LagTrend(first.lags[name], lag, elapsed_ms) for name, lag in last.lags.items() if name in first.lags
+        }
+
+    def _ends(self) -> tuple[_Totals, _Totals] | None:
+        """Return the first sample of the last minute, and the last one; None before the second sample."""
         with self._lock:
             samples = list(self._samples)
         if len(samples) < 2:
-            return {}
+            return None
         last = samples[-1]
         first = next(each for each in samples if each.time_ms >= last.time_ms - _WINDOW_MS)
-        if first is last:
-            first = samples[-2]
+        return samples[-2] if first is last else first, last
+
+    def _rates(self, values: Callable[[_Totals], Mapping[str, int]]) -> dict[str, float]:
+        ends = self._ends()
+        if ends is None:
+            return {}
+        first, last = ends
         seconds, before = (last.time_ms - first.time_ms) / 1_000, values(first)
         return {name: max(0, count - before.get(name, 0)) / seconds for name, count in values(last).items()}
 
@@ -200,6 +220,7 @@ class _Totals:
     time_ms: int
     stored: Mapping[str, int]
     consumed: Mapping[str, int]
+    lags: Mapping[str, int]
 
 
 def _growth(before: Mapping[MessageQueue, int], offsets: Mapping[MessageQueue, int]) -> int:

@@ -9,10 +9,12 @@ from typing import TypeVar
 from mqtemplate.broker import QueueSpan, TopicKind
 from mqtemplate.console.cache import Cached
 from mqtemplate.console.site import Call, Routes, Site
+from mqtemplate.console.state import STATE_KEY, read_state
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.progress import behind_ms
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, SCHEDULE_TOPIC
 
 T = TypeVar("T")
@@ -57,9 +59,17 @@ def groups(site: Site, call: Call) -> HttpResponse:
     if name is not None:
         return _group(site, call, name)
     text = (call.text("search") or "").lower()
-    everything = _cached(site, "groups", lambda access: access.admin.groups())
-    found = [each for each in everything.value if text in each.name.lower()]
-    return site.page(call, "groups.html", groups=found, rates=site.rates.consumed(), age_s=everything.age_s)
+    state = site.cache.needed(STATE_KEY, lambda: read_state(site))
+    reading = state.value.reading
+    return site.page(
+        call,
+        "groups.html",
+        groups=[each for each in reading.groups if text in each.name.lower()],
+        behind_ms=reading.behind_ms,
+        trends=site.rates.lag_trends(),
+        rates=site.rates.consumed(),
+        age_s=state.age_s,
+    )
 
 
 def _group(site: Site, call: Call, name: str) -> HttpResponse:
@@ -67,7 +77,11 @@ def _group(site: Site, call: Call, name: str) -> HttpResponse:
         group = access.admin.group(name)
         has_letters = DLQ_TOPIC_PREFIX + name in access.admin.topic_kinds()
         now_ms = access.broker.clock.now_ms()
-    return site.page(call, "group.html", group=group, has_letters=has_letters, now_ms=now_ms)
+        late_ms = behind_ms(access.broker, group.progress, now_ms)
+    trend = site.rates.lag_trends().get(name)
+    return site.page(
+        call, "group.html", group=group, has_letters=has_letters, now_ms=now_ms, behind_ms=late_ms, trend=trend
+    )
 
 
 # --- delay levels -------------------------------------------------------------------------------

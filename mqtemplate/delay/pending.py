@@ -1,9 +1,8 @@
-"""Queries of pending messages: pages in order of due time, and counts."""
+"""Queries of pending messages: pages in order of due time, and counts, at once or in steps of bounded work."""
 
 from __future__ import annotations
 
 import heapq
-from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -26,6 +25,25 @@ from mqtemplate.topics import SCHEDULE_TOPIC, is_in_namespace
 from mqtemplate.user_code import shown
 
 _END_OF_TIME_MS = 1 << 62
+_LAST_OFFSET = 10**18 - 1
+_ROWS_PER_RECORD = 100
+"""Rows that are compared in the time in which one record is read, about (measured)."""
+_RECORDS_PER_REPORT = 256
+
+
+class ScanLimit(NamedTuple):
+    """Limit of the work of one call. The next call continues from its cursor.
+
+    Attributes:
+        max_records: Most records that it reads, 1 or more; None for all.
+        on_read: Called after each some hundred records, with their number. It raises an error to end the call.
+    """
+
+    max_records: int | None = None
+    on_read: Callable[[int], None] = lambda _: None
+
+
+NO_LIMIT = ScanLimit()
 
 
 class _PendingPosition(NamedTuple):
@@ -63,26 +81,31 @@ class PendingView:
 
     # --- pages ---------------------------------------------------------------------------------
 
-    def page(self, query: PendingQuery, max_count: int, cursor: str | None) -> PendingPage:
-        """See `DelayedMessages.pending`."""
+    def page(self, query: PendingQuery, max_count: int, cursor: str | None, limit: ScanLimit = NO_LIMIT) -> PendingPage:
+        """See `DelayedMessages.pending`.
+
+        Args:
+            limit: At its end the page is shorter, or empty, and has the cursor after the last compared message.
+        """
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
-        after = _PendingPosition(-1, -1) if cursor is None else _parse_cursor(cursor)
+        scan = _ScanWork(limit, query)
         needs_record = self._needs_record(query)
-        # The first ones so far: one more than the page has. Their bodies are not kept: a page of them could be large.
-        found: list[tuple[_PendingPosition, PendingMessage]] = []
-        for piece in self._pieces(query, after.due_ms):
-            if len(found) > max_count and found[-1][0].due_ms < piece.floor_ms:
-                break
-            for position in _positions(piece.rows[np.lexsort((piece.rows["physical_offset"], piece.rows["due_ms"]))]):
-                if len(found) > max_count and position > found[-1][0]:
-                    break
-                message = self._message(position, query, needs_record) if position[:2] > after[:2] else None
-                if message is not None:
-                    insort(found, (position, message), key=lambda item: item[0])
-                    del found[max_count + 1 :]
-        messages = tuple(message for _, message in found[:max_count])
-        return PendingPage(messages, cursor_after(messages[-1]) if len(found) > max_count else None)
+        messages: list[PendingMessage] = []
+        last = _after(cursor)
+        for block in self._blocks(query, last):
+            for position in _positions(_in_order(block)):
+                if scan.left < 1:
+                    return PendingPage(tuple(messages), _cursor_text(last))
+                scan.count(1)
+                message = self._message(position, query, needs_record)
+                last = position
+                if message is None:
+                    continue
+                if len(messages) == max_count:
+                    return PendingPage(tuple(messages), cursor_after(messages[-1]))
+                messages.append(message)
+        return PendingPage(tuple(messages), None)
 
     def _message(self, position: _PendingPosition, query: PendingQuery, needs_record: bool) -> PendingMessage | None:
         """Return a message for a page; None if it does not match."""
@@ -114,18 +137,31 @@ class PendingView:
 
     # --- counts --------------------------------------------------------------------------------
 
-    def count(self, query: PendingQuery, bucket_ms: int, max_buckets: int | None = None) -> PendingCounts:
-        """See `EmbeddedBroker.count_pending`."""
+    def count(self, query: PendingQuery, bucket_ms: int, limit: ScanLimit = NO_LIMIT) -> PendingCounts:
+        """See `DelayedMessages.count_pending`."""
+        return self.count_step(query, bucket_ms, None, limit)[0]
+
+    def count_step(
+        self,
+        query: PendingQuery,
+        bucket_ms: int,
+        cursor: str | None,
+        limit: ScanLimit = NO_LIMIT,
+        *,
+        max_buckets: int | None = None,
+    ) -> tuple[PendingCounts, str | None]:
+        """Count the messages after *cursor*, up to *limit*. Return also the next cursor, None at the end."""
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
         counts: Counter[int] = Counter()
+        scan = _ScanWork(limit, query)
         needs_record = self._needs_record(query)
-        for piece in self._pieces(query, -1):
-            rows = piece.rows
+        end: str | None = None
+        for block in self._blocks(query, _after(cursor)):
+            rows = block
+            scan.count_rows(len(rows))
             if needs_record or query.topic is not None:
-                unknown = np.flatnonzero(needs_record | (rows["topic_hash"] == 0))
-                others = [not self._matches_at(position, query) for position in _positions(rows[unknown])]
-                rows = np.delete(rows, unknown[others])
+                rows, end = self._matching(block, query, scan, needs_record=needs_record)
             starts, sizes = np.unique(rows["due_ms"] // bucket_ms * bucket_ms, return_counts=True)
             counts.update(dict(zip(starts.tolist(), sizes.tolist(), strict=True)))
             if max_buckets is not None and len(counts) > max_buckets:
@@ -133,7 +169,28 @@ class PendingView:
                     f"the counts have more than {max_buckets} spans of {format_ms(bucket_ms)}; count by a longer span, "
                     "or between two times"
                 )
-        return PendingCounts(counts.total(), dict(sorted(counts.items())))
+            if end is None and scan.left < 1:
+                end = _cursor_text(_PendingPosition(int(block["due_ms"].max()), _LAST_OFFSET))
+            if end is not None:
+                break
+        return PendingCounts(counts.total(), dict(sorted(counts.items()))), end
+
+    def _matching(
+        self, rows: np.ndarray, query: PendingQuery, scan: _ScanWork, *, needs_record: bool
+    ) -> tuple[np.ndarray, str | None]:
+        """Return the rows whose messages match, and a cursor if the scan ended before the last of them."""
+        rows = _in_order(rows)
+        unknown = np.flatnonzero(needs_record | (rows["topic_hash"] == 0))
+        end = None
+        if len(unknown) > max(scan.left, 1):
+            rows = rows[: unknown[max(scan.left, 1)]]
+            unknown = unknown[: max(scan.left, 1)]
+            end = _cursor_text(next(_positions(rows[-1:])))
+        others = []
+        for position in _positions(rows[unknown]):
+            scan.count(1)
+            others.append(not self._matches_at(position, query))
+        return np.delete(rows, unknown[others]), end
 
     # --- positions -----------------------------------------------------------------------------
 
@@ -146,12 +203,13 @@ class PendingView:
         Args:
             after: Due time and physical offset of the last position that the caller has; (-1, -1) for the first ones.
         """
-        pieces = [piece.rows for piece in self._pieces(query, after[0])]
-        rows = np.concatenate(pieces) if pieces else np.empty(0, PENDING_DTYPE)
-        due_ms, offsets = rows["due_ms"], rows["physical_offset"]
-        rows = rows[(due_ms > after[0]) | ((due_ms == after[0]) & (offsets > after[1]))]
-        in_order: np.ndarray = rows[np.lexsort((rows["physical_offset"], rows["due_ms"]))]
-        return in_order[:max_count]
+        found, count = [np.empty(0, PENDING_DTYPE)], 0
+        for block in self._blocks(query, _PendingPosition(*after)):
+            found.append(_in_order(block))
+            count += len(block)
+            if count >= max_count:
+                break
+        return np.concatenate(found)[:max_count]
 
     # --- pages and counts ----------------------------------------------------------------------
 
@@ -170,6 +228,23 @@ class PendingView:
     def _matches_at(self, position: _PendingPosition, query: PendingQuery) -> bool:
         record = self._lookup.at(position.physical_offset, position.size)
         return record is not None and _matches(record, query)
+
+    def _blocks(self, query: PendingQuery, after: _PendingPosition) -> Iterator[np.ndarray]:
+        """Yield the rows of a query after a position, block by block: no row of a block is due after one of the next.
+
+        Messages of one due time are in one block. Inside of it the rows have any order.
+        """
+        waiting = np.empty(0, PENDING_DTYPE)
+        for piece in self._pieces(query, after.due_ms):
+            is_complete = waiting["due_ms"] < piece.floor_ms
+            if is_complete.any():
+                yield waiting[is_complete]
+                waiting = waiting[~is_complete]
+            due_ms, offsets = piece.rows["due_ms"], piece.rows["physical_offset"]
+            is_later = (due_ms > after.due_ms) | ((due_ms == after.due_ms) & (offsets > after.physical_offset))
+            waiting = np.concatenate([waiting, piece.rows[is_later]])
+        if len(waiting):
+            yield waiting
 
     def _pieces(self, query: PendingQuery, from_ms: int) -> Iterator[PendingPiece]:
         """Yield what is pending in the query's span of time, floors ascending."""
@@ -199,9 +274,48 @@ class PendingView:
         return np.array(rows, PENDING_DTYPE)
 
 
+class _ScanWork:
+    """The work of one call, up to its limit.
+
+    Attributes:
+        left: Records that it may still read.
+    """
+
+    def __init__(self, limit: ScanLimit, query: PendingQuery) -> None:
+        # The index has a limit of its own: a step by key would look up all of them again.
+        self.left = _END_OF_TIME_MS if limit.max_records is None or query.key is not None else limit.max_records
+        self._on_read = limit.on_read
+        self._unreported = 0
+
+    def count(self, records: int) -> None:
+        """Count records that are read."""
+        self.left -= records
+        self._unreported += records
+        if self._unreported >= _RECORDS_PER_REPORT:
+            unreported, self._unreported = self._unreported, 0
+            self._on_read(unreported)
+
+    def count_rows(self, rows: int) -> None:
+        """Count rows that are compared without their records."""
+        self.count(rows // _ROWS_PER_RECORD)
+
+
 def cursor_after(message: PendingMessage) -> str:
     """Return the cursor of the page that starts after *message*, a message of a page of this broker."""
     return f"{message.deliver_ms}-{decode_handle(message.handle).physical_offset}"
+
+
+def _cursor_text(position: _PendingPosition) -> str:
+    return f"{position.due_ms}-{position.physical_offset}"
+
+
+def _after(cursor: str | None) -> _PendingPosition:
+    return _PendingPosition(-1, -1) if cursor is None else _parse_cursor(cursor)
+
+
+def _in_order(rows: np.ndarray) -> np.ndarray:
+    in_order: np.ndarray = rows[np.lexsort((rows["physical_offset"], rows["due_ms"]))]
+    return in_order
 
 
 def _positions(rows: np.ndarray) -> Iterator[_PendingPosition]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
-from mqtemplate.delay.pending import PendingView
+from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings
@@ -149,6 +149,11 @@ class LocalDelayedMessages:
 
     # --- changes and queries -------------------------------------------------------------------
 
+    def level_positions(self) -> dict[int, int]:
+        """Return the queue offset of the first pending message of each delay level that was used."""
+        with self._schedule.lock:
+            return self._schedule.positions
+
     def cancel(
         self,
         handle: str | None = None,
@@ -203,15 +208,37 @@ class LocalDelayedMessages:
             raise NotRecallableError(f"message {handle.msg_id} cannot be recalled: {reason}")
         return handle.msg_id
 
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+    def pending(
+        self,
+        query: PendingQuery,
+        max_count: int = 100,
+        cursor: str | None = None,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingPage:
         """See `DelayedMessages.pending`."""
+        return self.pending_step(query, max_count, cursor, _reported_to(on_compared))
+
+    def pending_step(self, query: PendingQuery, max_count: int, cursor: str | None, limit: ScanLimit) -> PendingPage:
+        """Return the pending messages after *cursor*, up to *limit*; see `PendingView.page`."""
         self._lifecycle.check()
-        return self._pending.page(query, max_count, cursor)
+        return self._pending.page(query, max_count, cursor, limit)
 
     def count_pending(
-        self, query: PendingQuery, bucket_ms: int = 60_000, *, max_buckets: int | None = None
+        self,
+        query: PendingQuery,
+        bucket_ms: int = 60_000,
+        *,
+        on_compared: Callable[[int], None] | None = None,
     ) -> PendingCounts:
-        """See `DelayedMessages.count_pending`.
+        """See `DelayedMessages.count_pending`."""
+        self._lifecycle.check()
+        return self._pending.count(query, bucket_ms, _reported_to(on_compared))
+
+    def count_pending_step(
+        self, query: PendingQuery, bucket_ms: int, cursor: str | None, limit: ScanLimit, max_buckets: int
+    ) -> tuple[PendingCounts, str | None]:
+        """Count the pending messages after *cursor*, up to *limit*; see `PendingView.count_step`.
 
         Args:
             max_buckets: Most time spans in the result.
@@ -220,9 +247,13 @@ class LocalDelayedMessages:
             MessageError: There are more spans, or *bucket_ms* is below 1.
         """
         self._lifecycle.check()
-        return self._pending.count(query, bucket_ms, max_buckets)
+        return self._pending.count_step(query, bucket_ms, cursor, limit, max_buckets=max_buckets)
 
     def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
         """Return where the records of pending messages are, for readers of the files; see `PendingView.positions`."""
         self._lifecycle.check()
         return self._pending.positions(query, after, max_count).tobytes()
+
+
+def _reported_to(on_compared: Callable[[int], None] | None) -> ScanLimit:
+    return NO_LIMIT if on_compared is None else ScanLimit(on_read=on_compared)

@@ -124,6 +124,9 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
     _gauge("worker.up", "1", "1 while a process of an application with several ones answers"),
     _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
+    _gauge("group.behind_ms", "s", "Age of the oldest message of a topic that a group has not consumed"),
+    _gauge("group.dead_letters", "{message}", "Dead letters of a group, by what an operator did with them"),
+    _gauge("clock.now_ms", "s", "Time of the clock of this process, to be compared with Prometheus' own"),
     _gauge("clock.ahead_ms", "s", "Least time by which the clock of a producer is ahead of the broker's"),
     _gauge("clock.behind_ms", "s", "Least time by which the clock of this process is behind the broker's"),
     # --- lateness
@@ -207,6 +210,11 @@ _BY_SOURCE = {each.source: each for each in INSTRUMENTS}
 _SPARK = re.compile(r"spark\.(.+)\.(\w+)")
 
 
+def exported_name(label: str) -> str:
+    """Return the attribute of a label."""
+    return _ATTRIBUTES.get(label, _PREFIX + label)
+
+
 def points(samples: Iterable[MetricSample]) -> Iterator[Point]:
     """Yield the exported values of samples. A metric of the program, not in `INSTRUMENTS`, keeps its name."""
     for sample in samples:
@@ -215,7 +223,7 @@ def points(samples: Iterable[MetricSample]) -> Iterator[Point]:
             source, labels["group"] = f"spark.{spark[2]}", spark[1]
         instrument = _BY_SOURCE.get(source) or _instrument(sample.kind, source, "", "", source)
         attributes = dict(instrument.attributes or {})
-        attributes |= {_ATTRIBUTES.get(label, _PREFIX + label): value for label, value in labels.items()}
+        attributes |= {exported_name(label): value for label, value in labels.items()}
         value = sample.value
         yield Point(
             instrument, value if isinstance(value, HistogramSnapshot) else value * instrument.factor, attributes

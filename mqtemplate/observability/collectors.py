@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mqtemplate.broker import Broker
+from mqtemplate.broker import Broker, Capability
 from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
+from mqtemplate.listener.failures.failure import NextStep
+from mqtemplate.listener.failures.failure_log import HANGING
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.pending import PendingQuery
@@ -31,6 +33,7 @@ class GroupLag:
         lag: Messages after the committed offset.
         committed: Committed queue offset; None before the first commit.
         listener: Id of the listener, if it does not read from the broker of the application.
+        is_exported_by_server: True if the broker is a server of this library, which exports the lag itself.
     """
 
     group: str
@@ -38,6 +41,7 @@ class GroupLag:
     lag: int
     committed: int | None
     listener: str = ""
+    is_exported_by_server: bool = False
 
     def is_of(self, container: ListenerContainer) -> bool:
         """Return True if it is the lag of a listener."""
@@ -53,7 +57,9 @@ def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[MetricS
         yield MetricSample("listener.in_flight", MetricKind.GAUGE, container.in_flight, labels)
         yield MetricSample("listener.concurrency", MetricKind.GAUGE, container.concurrency, labels)
         yield MetricSample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
-        for outcome, count in dict(container.outcomes).items():
+        # From 0: the increase of a counter that begins at its first value is unknown.
+        outcomes = dict.fromkeys((*(each.value for each in NextStep), HANGING), 0) | container.outcomes
+        for outcome, count in outcomes.items():
             yield MetricSample("listener.failed", MetricKind.COUNTER, count, labels | {"next_step": outcome})
 
 
@@ -99,13 +105,18 @@ class GroupLags:
             return self._read
 
     def samples(self, listeners: Iterable[ListenerContainer]) -> Iterator[MetricSample]:
-        """Yield ``group.lag``; nothing while the broker does not answer."""
+        """Yield ``group.lag``; nothing while the broker does not answer.
+
+        A lag that a server of this library exports is left out: with one in each process its sum would be too large.
+        """
         try:
             lags = self.read(listeners)
         except MQTemplateError as exc:
             _log.debug("metrics.lag_unknown", reason=str(exc))
             return
         for each in lags:
+            if each.is_exported_by_server:
+                continue
             labels = {"group": each.group, "topic": each.queue.topic, "queue": str(each.queue.queue_id)}
             if each.listener or not self._broker.is_embedded:
                 labels["broker"] = each.queue.broker_name
@@ -131,14 +142,20 @@ def _lags_of_new_groups(
 
 
 def _lags_of(container: ListenerContainer, own: Broker) -> Iterator[GroupLag]:
-    group, broker = container.endpoint.settings.group, container.broker
+    settings, broker = container.endpoint.settings, container.broker
+    # Only servers of this library take sequenced sends. They do not know the offsets of broadcasting groups.
+    is_ours = not broker.is_embedded and Capability.SEQUENCED_SEND in broker.capabilities
     for queue, committed in sorted(container.positions().items()):
-        yield _lag(broker, group, queue, committed, "" if broker is own else container.endpoint.id)
+        yield replace(
+            _lag(broker, settings.group, queue, committed),
+            listener="" if broker is own else container.endpoint.id,
+            is_exported_by_server=is_ours and not settings.is_broadcasting,
+        )
 
 
-def _lag(broker: Broker, group: str, queue: MessageQueue, committed: int | None, listener: str = "") -> GroupLag:
+def _lag(broker: Broker, group: str, queue: MessageQueue, committed: int | None) -> GroupLag:
     start = broker.reader.min_offset(queue) if committed is None else committed
-    return GroupLag(group, queue, max(0, broker.reader.max_offset(queue) - start), committed, listener)
+    return GroupLag(group, queue, max(0, broker.reader.max_offset(queue) - start), committed)
 
 
 class PendingByHorizon:

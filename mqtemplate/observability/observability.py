@@ -21,8 +21,9 @@ from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt, Property
-from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Metrics, MetricSample
+from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Metrics, MetricSample, warn_limited
 from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
+from mqtemplate.observability.group_messages import GroupMessages
 from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
 from mqtemplate.observability.settings import ObservabilitySettings
 from mqtemplate.user_code import type_name
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _MAX_ERROR_TYPES = 50
+_ERRORS_ADVICE = "raise fewer classes of exceptions; those created at run time each are a class of their own"
 _SKEW_WINDOW_MS = 60_000
 _DELIVER_MS = Property.TIMER_DELIVER_MS
 
@@ -60,10 +62,12 @@ class OperationCounts:
         buckets = {1 << bits: count for bits, count in enumerate(self.counts) if count}
         return HistogramSnapshot(sum(buckets.values()), self.total_ns, buckets)
 
-    def failed(self, error: str, count: int) -> None:
-        """Count messages that failed with an error of this type."""
+    def failed(self, error: str, count: int) -> bool:
+        """Count messages that failed with an error of this type. Return True for the first that has no own series."""
         key = error if error in self.errors or len(self.errors) < _MAX_ERROR_TYPES else OTHER
+        is_first_other = key == OTHER and key not in self.errors
         self.errors[key] = self.errors.get(key, 0) + count
+        return is_first_other
 
 
 class Operations:
@@ -81,6 +85,7 @@ class Operations:
         self._max_topics = max_topics
         self.lock = threading.Lock()
         self._by_topic: dict[str, OperationCounts] = {}
+        self._has_other_errors = False
         self.find = self._by_topic.get
 
     def of(self, topic: str) -> OperationCounts:
@@ -88,8 +93,16 @@ class Operations:
         found = self._by_topic.get(topic)
         if found is None:
             key = topic if len(self._by_topic) < self._max_topics - 1 else OTHER
+            if key == OTHER and key not in self._by_topic:
+                warn_limited(f"{self._name}.messages", self._max_topics)
             found = self._by_topic.setdefault(key, OperationCounts())
         return found
+
+    def failed(self, operation: OperationCounts, error: BaseException | None, count: int) -> None:
+        """With the lock: count messages of an operation that failed."""
+        if operation.failed(_error_type(error), count) and not self._has_other_errors:
+            self._has_other_errors = True
+            warn_limited(f"{self._name}.errors", _MAX_ERROR_TYPES, _ERRORS_ADVICE)
 
     def samples(self) -> Iterator[MetricSample]:
         """Yield ``<name>.messages``, ``<name>.duration_ns`` and ``<name>.errors``."""
@@ -134,7 +147,7 @@ def measured_sends(operations: Operations, clock: Clock) -> SendWrapper:
             operation = of(call.messages[0].topic if count else "")
             operation.add(count, took_ns)
             if error is not None:
-                operation.failed(_error_type(error), count)
+                operations.failed(operation, error, count)
 
     return wrap
 
@@ -168,7 +181,7 @@ def measured_handling(
             operation = find(topic) or of(topic)
             operation.add(len(messages), end_ns - start_ns)
             for failure in failures:
-                operation.failed(_error_type(failure.error), len(failure.messages))
+                operations.failed(operation, failure.error, len(failure.messages))
             for message in messages:
                 if _DELIVER_MS in message.properties:
                     lateness.record(listener, message, start_ns // 1_000_000, end_ms, busy)
@@ -264,9 +277,11 @@ class Observability(Observation):
         self._handled: dict[tuple[str, str], Operations] = {}
         self.listeners: Iterable[ListenerContainer] = ()
         self.lags = GroupLags(broker)
+        self._group_messages = GroupMessages(broker, self.lags)
         self._pending = PendingByHorizon(broker, settings.metrics.pending_interval_ms)
         if settings.metrics.enabled:
             self.metrics.add_collector(self._samples)
+            self.metrics.gauge("clock.now_ms", broker.clock.now_ms)
             self.metrics.gauge("clock.ahead_ms", lambda: self._skew.ahead_ms)
             self.metrics.gauge("clock.behind_ms", lambda: self._skew.behind_ms)
 
@@ -314,6 +329,7 @@ class Observability(Observation):
         yield from self.lateness.samples()
         yield from listener_samples(self.listeners)
         yield from self.lags.samples(self.listeners)
+        yield from self._group_messages.samples(self.listeners)
         yield from self._pending.samples()
 
     def export_to_opentelemetry(self) -> None:

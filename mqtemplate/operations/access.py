@@ -35,6 +35,11 @@ class BrokerAccess:
         """Topics, groups and offsets of the broker."""
         return self.broker.admin()
 
+    @property
+    def store_path(self) -> Path | None:
+        """The store directory; None if it is not on this machine."""
+        return self.broker.path
+
     def open_for_changes(self) -> Broker:
         """Return the broker, for changes.
 
@@ -86,6 +91,10 @@ class StoreAccess(BrokerAccess):
         if self._snapshot is None:
             self._snapshot = snapshot_broker(self.path, self._settings)
         return self._snapshot
+
+    @property
+    def store_path(self) -> Path:
+        return self.path
 
     def open_for_changes(self) -> EmbeddedBroker:
         if self._owned is None:

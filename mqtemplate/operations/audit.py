@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import secrets
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -17,7 +19,10 @@ from typing import Any, TypeAlias
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError, UnknownNameError
+from mqtemplate.event_log import get_logger
 from mqtemplate.processes import OPEN_FLAGS, absolute_path, home_folder
+
+_log = get_logger("mqtemplate.operations")
 
 OldValue: TypeAlias = Mapping[str, Any]
 """Values of one message or one queue before a change, as JSON has them."""
@@ -65,11 +70,30 @@ class LoggedChange:
     undone_by: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class AuditLimits:
+    """Limits of the space that a log takes on the disk. Old changes are forgotten: they are not listed, nor undone.
+
+    Attributes:
+        max_bytes: With this length the file is renamed, and a new one begins.
+        max_files: Number of files that are kept, the newest ones.
+        max_value_files: Number of files with old values that are kept, the newest ones.
+        max_value_bytes: Bytes in them together. The newest one is kept whatever its length.
+    """
+
+    max_bytes: int = 4 << 20
+    max_files: int = 10
+    max_value_files: int = 1_000
+    max_value_bytes: int = 1 << 30
+
+
 class AuditLog:
     """Writes changes to a file with mode 0600, one JSON document for each line, and reads them again.
 
     A change has two lines with one id: ``started`` before it, with the values from which it can be undone, and
     ``succeeded`` or ``failed`` after it. If the first cannot be written, the change does not happen.
+
+    The space on the disk is bounded: see `AuditLimits`. Several processes may write to one log.
 
     Args:
         path: The file; None to keep the last changes in memory. A relative one is resolved here.
@@ -81,8 +105,15 @@ class AuditLog:
     """
 
     def __init__(
-        self, path: Path | None, clock: Clock, *, user: str | None = None, event: Callable[..., object] | None = None
+        self,
+        path: Path | None,
+        clock: Clock,
+        *,
+        user: str | None = None,
+        event: Callable[..., object] | None = None,
+        limits: AuditLimits | None = None,
     ) -> None:
+        self._files = None if path is None else _LogFiles(absolute_path(path), clock, limits or AuditLimits())
         self.path = path = None if path is None else absolute_path(path)
         self._clock = clock
         self._user = user
@@ -92,7 +123,7 @@ class AuditLog:
         if path is not None:
             try:
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._append(path, b"")
+                _append(path, b"")
             except OSError as exc:
                 raise ConfigurationError(
                     f"the audit log {path} cannot be written: {exc.strerror or exc}; choose another file"
@@ -100,7 +131,7 @@ class AuditLog:
 
     # --- writing -------------------------------------------------------------------------------
 
-    @contextmanager
+    @contextlib.contextmanager
     def change(
         self, action: str, remote: str | None = None, old: Iterable[OldValue] = (), **target: object
     ) -> Iterator[AuditEntry]:
@@ -111,6 +142,8 @@ class AuditLog:
         """
         change_id = secrets.token_hex(5)
         values = OldValues.written(old, self._values_path(change_id))
+        if self._files is not None:
+            self._files.limit_values()
         author = {"remote": remote, "user": self._user}
         first = {"id": change_id, "action": action, "state": "started", **author, **target, **values.fields()}
         self._write(first, values)
@@ -125,27 +158,19 @@ class AuditLog:
             self._write({name: value for name, value in last.items() if name not in ("old", "old_file")} | entry.result)
 
     def _values_path(self, change_id: str) -> Path | None:
-        return None if self.path is None else self.path.with_name(f"{self.path.stem}.old") / f"{change_id}.jsonl"
+        return None if self.path is None else values_folder(self.path) / f"{change_id}.jsonl"
 
     def _write(self, fields: dict[str, Any], values: OldValues | None = None) -> None:
         time = datetime.fromtimestamp(self._clock.now_ms() / 1_000, UTC).isoformat(timespec="milliseconds")
         record = {"time": time, **{name: value for name, value in fields.items() if value is not None}}
-        if self.path is not None:
-            self._append(self.path, json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
+        if self._files is not None:
+            with self._lock:
+                self._files.append(json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n")
         else:
             with self._lock:
                 self._kept.append((record, None if values is None else values.kept()))
         if self._event is not None and record["state"] != "started":
             self._event(**{name: value for name, value in record.items() if name != "time"})
-
-    def _append(self, path: Path, line: bytes) -> None:
-        # O_NOFOLLOW: in a directory of another user a symbolic link could lead the lines elsewhere.
-        with self._lock:
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | OPEN_FLAGS, 0o600)
-            try:
-                os.write(file, line)
-            finally:
-                os.close(file)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -183,16 +208,109 @@ class AuditLog:
             )
 
     def _records(self, change_id: str | None) -> Iterator[tuple[dict[str, Any], OldValues | None]]:
-        if self.path is None:
+        if self._files is None:
             with self._lock:
                 yield from list(self._kept)
             return
         wanted = b"" if change_id is None else change_id.encode()
-        with self.path.open("rb") as lines:
-            for line in lines:
-                record = _record_of(line) if wanted in line else None
-                if record is not None:
-                    yield record, None
+        for line in self._files.lines():
+            record = _record_of(line) if wanted in line else None
+            if record is not None:
+                yield record, None
+
+
+class _LogFiles:
+    """The file of a log, those that it was renamed to, and the folder with old values.
+
+    A renamed file has the time and a random part in its name, so that two processes that rename at once lose nothing.
+    A process that has the file open at this moment writes its line into the renamed one.
+    """
+
+    def __init__(self, path: Path, clock: Clock, limits: AuditLimits) -> None:
+        self._path = path
+        self._clock = clock
+        self._limits = limits
+        self._values = values_folder(path)
+        self._name = re.compile(rf"{re.escape(path.stem)}\.\d{{13}}-\d{{3}}-[0-9a-f]{{4}}{re.escape(path.suffix)}")
+
+    def append(self, line: bytes) -> None:
+        """Append a line, in a new file if this one is full."""
+        try:
+            self._rotate()
+        except OSError as exc:  # a longer log is better than a change without its line
+            _log.warning("audit.not_rotated", file=str(self._path), reason=exc.strerror or str(exc))
+        _append(self._path, line)
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield all lines, the oldest first."""
+        with contextlib.ExitStack() as stack:
+            newest = None
+            with contextlib.suppress(FileNotFoundError):  # it was renamed just now
+                newest = stack.enter_context(self._path.open("rb"))
+            for path in self._renamed():
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as lines:
+                    if newest is None or not os.path.sameopenfile(newest.fileno(), lines.fileno()):
+                        yield from lines
+            yield from newest or ()
+
+    def limit_values(self) -> None:
+        """Delete the oldest files with old values, except the newest one."""
+        found = []
+        for path in self._values.glob("*.jsonl"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                found.append((status.st_mtime_ns, path, status.st_size))
+        size = 0
+        for number, (_, path, length) in enumerate(sorted(found, reverse=True)):
+            size += length
+            if number and (number >= self._limits.max_value_files or size > self._limits.max_value_bytes):
+                path.unlink(missing_ok=True)
+
+    def _renamed(self) -> list[Path]:
+        return sorted(path for path in self._path.parent.iterdir() if self._name.fullmatch(path.name))
+
+    def _rotate(self) -> None:
+        try:
+            status = self._path.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(status.st_mode) or status.st_size < self._limits.max_bytes:
+            return
+        renamed = self._renamed()
+        now_ms = self._clock.now_ms()
+        if renamed:  # also after a step of the clock the names ascend
+            now_ms = max(now_ms, int(renamed[-1].name.removeprefix(f"{self._path.stem}.")[:13]))
+        number = sum(f".{now_ms:013d}-" in each.name for each in renamed)
+        name = f"{self._path.stem}.{now_ms:013d}-{number:03d}-{secrets.token_hex(2)}{self._path.suffix}"
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            self._path.rename(self._path.with_name(name))
+        for path in self._renamed()[: -max(self._limits.max_files - 1, 1)]:
+            self._forget(path)
+
+    def _forget(self, path: Path) -> None:
+        """Delete a renamed file, and the old values of its changes."""
+        with contextlib.suppress(FileNotFoundError):
+            with path.open("rb") as lines:
+                records = [record for line in lines if b'"old_file"' in line and (record := _record_of(line))]
+            for record in records:
+                # An id of ours; a line must not lead to another file.
+                if re.fullmatch("[0-9a-f]{10}", record["id"]):
+                    (self._values / f"{record['id']}.jsonl").unlink(missing_ok=True)
+            path.unlink()
+
+
+def _append(path: Path, line: bytes) -> None:
+    # O_NOFOLLOW: in a directory of another user a symbolic link could lead the lines elsewhere.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | OPEN_FLAGS, 0o600)
+    try:
+        os.write(file, line)
+    finally:
+        os.close(file)
+
+
+def values_folder(path: Path) -> Path:
+    """Return the folder for the old values of a log."""
+    return path.with_name(f"{path.stem}.old")
 
 
 def _record_of(line: bytes) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -121,11 +122,18 @@ class DelayedOperations:
 
     # --- queries -------------------------------------------------------------------------------
 
-    def all(self, query: PendingQuery, max_count: int | None = None) -> Iterator[PendingMessage]:
-        """Yield all pending messages that match, by deliver time; at most *max_count*."""
-        broker, cursor, left = self.access.broker, None, max_count
+    def all(
+        self, query: PendingQuery, max_count: int | None = None, on_compared: OnProgress | None = None
+    ) -> Iterator[PendingMessage]:
+        """Yield all pending messages that match, by deliver time; at most *max_count*.
+
+        Args:
+            on_compared: See `DelayedMessages.pending`.
+        """
+        delayed, cursor, left = self.access.broker.delayed, None, max_count
         while left is None or left > 0:
-            page = broker.delayed.pending(query, _PAGE if left is None else min(_PAGE, left), cursor)
+            count = _PAGE if left is None else min(_PAGE, left)
+            page = delayed.pending(query, count, cursor, on_compared=on_compared)
             yield from page.messages
             left = None if left is None else left - len(page.messages)
             cursor = page.cursor
@@ -370,7 +378,9 @@ CANCEL_UNDONE = "cancel_undone_of"
 class CancelUndone(Change):
     """Undoing of a cancel: copies of the messages with new ids, due at the old times.
 
-    A message is left out if retention has deleted its record, or if it was a retry.
+    - A message is left out if retention has deleted its record, or if it was a retry.
+    - The id of a copy follows from the cancel and the message. So an undo that was interrupted can be repeated: copies
+      that it has sent are found by their ids, and are not sent again.
 
     Args:
         values: Returns the old values of the cancel.
@@ -389,10 +399,13 @@ class CancelUndone(Change):
 
     @cached_property
     def preview(self) -> ChangePreview:
-        counter, total, overdue, lost = PreviewCounter(), 0, 0, 0
+        counter, total, overdue, lost, sent = PreviewCounter(), 0, 0, 0, 0
         now_ms = self._access.broker.clock.now_ms()
         for value in self._values():
             total += 1
+            if self._is_sent(value):
+                sent += 1
+                continue
             if not self._is_cancelled(value):
                 continue
             record = self._record(value)
@@ -404,12 +417,25 @@ class CancelUndone(Change):
         notes = []
         if lost:
             notes.append(f"{lost:,} of the messages cannot be restored: they are retries, or retention deleted them.")
-        if spared := total - lost - counter.count:
+        if sent:
+            notes.append(f"{sent:,} of the messages have a copy already, of an undo that was interrupted.")
+        if spared := total - lost - sent - counter.count:
             notes.append(f"{spared:,} of the messages were not cancelled: they are pending, or were delivered.")
         if overdue:
             notes.append(f"{overdue:,} of them were due meanwhile, and are delivered at once.")
         undo = "The copies can only be cancelled, by the keys or the new ids."
         return counter.preview("cancelled message", "due", notes=tuple(notes), undo=undo)
+
+    def _copy_id(self, value: OldValue) -> str:
+        """Return the id of the copy of a message: the same one in each undo of this cancel."""
+        source = f"{self.target.get('undo_of')} {value['handle']}".encode()
+        return hashlib.blake2b(source, digest_size=16).hexdigest().upper()
+
+    def _is_sent(self, value: OldValue) -> bool:
+        """Return True if an earlier undo of this cancel has sent the copy of a message."""
+        topics, copy_id = (TIMER_TOPIC, SCHEDULE_TOPIC, value["topic"]), self._copy_id(value)
+        reader = self._access.broker.reader
+        return any(reader.messages_by_key(topic, copy_id, 1, unique=True) for topic in topics)
 
     def _is_cancelled(self, value: OldValue) -> bool:
         """Return False for a message that is pending or in its topic, after a cancel that has failed, or came late."""
@@ -435,7 +461,7 @@ class CancelUndone(Change):
 
     def old_values(self) -> Iterator[OldValue]:
         for value in self._values():
-            if self._is_cancelled(value) and self._record(value) is not None:
+            if not self._is_sent(value) and self._is_cancelled(value) and self._record(value) is not None:
                 yield value
 
     def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
@@ -445,8 +471,11 @@ class CancelUndone(Change):
             if record is None:
                 continue
             properties = sent_again_properties(record)
-            del properties[Property.UNIQ_KEY]
-            properties |= {CANCEL_UNDONE: record.msg_id, Property.TIMER_DELIVER_MS: str(value["due"])}
+            properties |= {
+                CANCEL_UNDONE: record.msg_id,
+                Property.UNIQ_KEY: self._copy_id(value),
+                Property.TIMER_DELIVER_MS: str(value["due"]),
+            }
             broker.sends.send(Message(value["topic"], record.body, properties, record.flag))
             sent += 1
             on_progress(1)

@@ -9,11 +9,12 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from logging import ERROR
 from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mqtemplate.clock import Clock
@@ -259,6 +260,7 @@ class RemotingServer:
         guard: None: every request reaches its processor.
         error_response: None: the response to each exception is SYSTEM_ERROR.
         heavy: The same one for all threads that process requests. None: one of its own.
+        reasons: Request code -> why it has no processor, for the response.
 
     Attributes:
         address: Address of the listener socket; after `bind` or `start` with the real port.
@@ -278,7 +280,9 @@ class RemotingServer:
         error_response: ErrorResponse | None = None,
         refused_connections: Counter | None = None,
         heavy: HeavyWork | None = None,
+        reasons: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
+        self._reasons = reasons
         self.refused_connections = refused_connections or Counter()
         self.address = listen
         self.limits = settings.limits
@@ -411,7 +415,7 @@ class RemotingServer:
             return
         found = self._processors.get(request.code)
         if found is None:
-            connection.reply(not_supported(request))
+            connection.reply(not_supported(request, self._reasons.get(request.code)))
             return
         processor, is_slow, max_inline_bytes, max_body_bytes = found
         if len(request.body) > max_inline_bytes:

@@ -37,6 +37,7 @@ from mqtemplate.server.processors.client import (
     TransactionProcessor,
     announced_capabilities,
 )
+from mqtemplate.server.processors.mqadmin import REASONS, AccountProcessor, MaintenanceProcessor
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
 from mqtemplate.server.processors.topic_admin import GroupAdmin, OffsetAdmin, TopicAdmin
@@ -79,6 +80,7 @@ class ServerAssembly:
     ) -> None:
         clock, store = engine.clock, engine.store
         self._engine, self._settings, self._boot_ms = engine, settings, clock.now_ms()
+        self._access = access
         self.core = core = ServerCore(engine, settings, access, fast_path=fast_path)
         topics, creations = core.topics, core.creations
         self.remote_clients = RemoteClients(engine, core.clients, core.groups, access, core.peer_log)
@@ -132,6 +134,8 @@ class ServerAssembly:
             QueryProcessor(engine, raw, clients),
             RelayProcessor(raw, topics, clients),
             RecallProcessor(core.recalls, settings.region_id),
+            MaintenanceProcessor(engine),
+            AccountProcessor(self._access),
         )
 
 
@@ -269,6 +273,7 @@ class BrokerServer(Generic[EngineT]):
             error_response=problem_response,
             refused_connections=self._engine.metrics.counter("server.refused.connections"),
             heavy=self._heavy,
+            reasons=REASONS,
         )
 
     @property

@@ -385,6 +385,15 @@ class NameServer:
         names = [*sorted(clusters), self.topics.broker_name, *(other.name for other in others)]
         return TopicList(topic_list=names, broker_addr=self.broker_address())
 
+    @answers(
+        RequestCode.GET_UNIT_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+    )
+    def _unit_topics(self) -> TopicList:
+        """Return no topic: units are parts of a cluster over several sites, and this one has none."""
+        return TopicList()
+
     @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def _delete_topic(self, header: headers.DeleteTopicFromNamesrvRequestHeader) -> None:
         """Remove a topic from the registered brokers. The route of the own broker follows from its topic table."""

@@ -71,6 +71,7 @@ def _of_application(*words: str) -> Words:
 
 COMMANDS: dict[str, Words] = {
     # in an order in which each finds its messages
+    "status": _fixed("status"),
     "topics": _fixed("topics", "orders"),
     "groups": _fixed("groups", "billing"),
     "messages": _fixed("messages", "orders", "--key", "order-1"),

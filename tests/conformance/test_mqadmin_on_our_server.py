@@ -136,6 +136,14 @@ def prints(command: str, *patterns: str) -> Any:
             "queryMsgByUniqueKey -t orders -i {ids[4]}", r"^Keys:?\s+\[?A-4\]?\s*$", r"^Queue Offset:?\s+\[?4\]?\s*$"
         ),
         prints("queryMsgByOffset -t orders -b broker-a -i 0 -o 2", "{ids[2]}"),
+        prints("haStatus -b {broker}", r"^#MasterAddr\s+{broker}$", r"^#SlaveNum\s+0$"),
+        prints("cleanExpiredCQ -b {broker}", r"^success$"),
+        prints("cleanUnusedTopic -b {broker}", r"^success$"),
+        prints("setConsumeMode -b {broker} -t orders -g billing -m PULL", r"success"),
+        prints("setConsumeMode -b {broker} -t orders -g billing -m POP", "!success"),
+        prints("deleteExpiredCommitLog -b {broker}", "!success"),
+        prints("updateNamesrvConfig -k a -v b", "!success"),
+        prints("createUser -b {broker} -u shop-owner -p secret-word", "!success"),
         prints("queryCq -t orders -q 0 -i 0 -c 2 -b {broker}", r"(?s)physicOffset.*physicOffset"),
     ],
 )
@@ -314,7 +322,7 @@ def test_a_message_is_sent_and_found(served: Served) -> None:
 
 
 def test_the_tools_sign_their_requests(served: Served) -> None:
-    """A request with a wrong signature or without one is refused."""
+    """A request with a wrong signature is refused, and one without a signature, except for the routes."""
     address = HostAddress("127.0.0.1", free_port())
     account = Account(access_key="administrator", secret_key="a secret of seven words or so", admin=True)
     engine = EmbeddedBroker(settings=EmbeddedSettings(listen_host=address))
@@ -324,11 +332,18 @@ def test_the_tools_sign_their_requests(served: Served) -> None:
         for secret in (account.secret_key, "another secret", None):
             write_credentials(served.java, account.access_key, secret)
             printed[secret] = served.java.mqadmin("clusterList", "-n", str(cluster.name_server_address))
+            if secret == account.secret_key:
+                names = str(cluster.name_server_address)
+                users = served.java.mqadmin("listUser", "-n", names, "-b", str(cluster.address))
+                acls = served.java.mqadmin("listAcl", "-n", names, "-b", str(cluster.address))
         write_credentials(served.java, account.access_key, None)
 
     assert "broker-a" in printed[account.secret_key]
     assert "V5_3_3" in printed[account.secret_key]  # The response of the broker itself.
-    assert "broker-a" not in printed["another secret"] + printed[None]
+    assert re.search(r"^administrator\s+null\s+Super\s+enable", users, re.MULTILINE)
+    assert re.search(r"^User:administrator\s+Default\s+Topic:\*\s+\[Pub, Sub\]\s.*Allow", acls, re.MULTILINE)
+    assert "broker-a" not in printed["another secret"]
+    assert "V5_3_3" not in printed["another secret"] + printed[None]
 
 
 def write_credentials(java: JavaClient, access_key: str, secret_key: str | None) -> None:

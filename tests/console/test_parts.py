@@ -16,6 +16,7 @@ from mqtemplate.console.messages import _MAX_STREAMS, events
 from mqtemplate.errors import BrokerError, MQTemplateError, RequestTimeoutError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations.audit import default_audit_path
+from mqtemplate.operations.progress import LagTrend
 from tests.console.pages import SCRIPT, Shop
 from tests.waiting import eventually
 
@@ -139,6 +140,17 @@ def test_a_topic_that_was_created_again_has_no_negative_rate() -> None:
     rates.add(OffsetSample(10_000, {"orders": 5}))
 
     assert rates.stored() == {"orders": 0.0}
+
+
+def test_the_trend_of_a_lag_is_that_of_the_last_minute() -> None:
+    rates = Rates()
+    first = rates.lag_trends()
+    for second in range(0, 100, 10):
+        rates.add(OffsetSample(second * 1_000, lags={"billing": second * 3, "mails": 100 - second}))
+    rates.add(OffsetSample(100_000, lags={"billing": 300, "mails": 0, "new": 5}))
+
+    assert first == {}
+    assert rates.lag_trends() == {"billing": LagTrend(120, 300, 60_000), "mails": LagTrend(60, 0, 60_000)}
 
 
 # --- the live tail ------------------------------------------------------------------------------

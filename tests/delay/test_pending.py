@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqtemplate.delay.delay_store import RecordLookup
+from mqtemplate.delay.pending import ScanLimit
+from mqtemplate.delay.pending_rows import PendingPiece
+from mqtemplate.delay.timers import pending_timers
 from mqtemplate.errors import MessageError
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from tests.delay.delay_engine import DelayEngine
@@ -93,6 +98,116 @@ def test_invalid_arguments_are_refused(engine: DelayEngine) -> None:
         engine.view.page(ALL, 1, "x")
     with pytest.raises(MessageError, match="the span to count by must be 1 ms or more, got 0"):
         engine.view.count(ALL, 0)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mixed(engine: DelayEngine) -> DelayEngine:
+    """An engine with 150 pending messages: levels and timers, some of one due time, a third of them with a tag."""
+    for number in range(50):
+        tag = {"TAGS": "rare"} if number % 3 == 0 else {}
+        engine.send_for(b"level-%d" % number, DELAY=1 + number % 5, **tag)
+        engine.send_for(b"timer-%d" % number, TIMER_DELAY_MS=1_000 * (1 + number % 10), **tag)
+        engine.send_for(b"far-%d" % number, TIMER_DELAY_MS=5 * HOUR_MS + number, **tag)
+    return engine
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The physical offsets of the records that are read."""
+    offsets: list[int] = []
+    read = RecordLookup.at
+
+    def counted(self: RecordLookup, physical_offset: int, size: int = 0) -> object:
+        offsets.append(physical_offset)
+        return read(self, physical_offset, size)
+
+    monkeypatch.setattr(RecordLookup, "at", counted)
+    return offsets
+
+
+FILTERS = [
+    ALL,
+    PendingQuery(tag="rare"),
+    PendingQuery(topic="orders"),
+    PendingQuery(topic="none"),
+    PendingQuery(tag="x"),
+]
+
+
+@pytest.mark.parametrize("query", FILTERS)
+@pytest.mark.parametrize("max_records", [1, 7, 1_000])
+def test_steps_together_count_and_list_what_one_call_does(
+    mixed: DelayEngine, reads: list[int], query: PendingQuery, max_records: int
+) -> None:
+    """No step reads more records than its limit, whatever matches."""
+    limit, ids, cursor = ScanLimit(max_records), [], None
+    while True:
+        page = mixed.view.page(query, 10, cursor, limit)
+        ids += [message.msg_id for message in page.messages]
+        cursor = page.cursor
+        assert len(reads) <= max_records
+        reads.clear()
+        if cursor is None:
+            break
+    counts: dict[int, int] = {}
+    while True:
+        part, cursor = mixed.view.count_step(query, 1_000, cursor, limit)
+        counts = {start: counts.get(start, 0) + part.buckets.get(start, 0) for start in {*counts, *part.buckets}}
+        assert len(reads) <= max_records
+        reads.clear()
+        if cursor is None:
+            break
+
+    assert ids == shown(mixed, query)
+    assert counts == mixed.view.count(query, 1_000).buckets
+    assert sum(counts.values()) == len(ids)
+
+
+def test_a_count_that_needs_no_record_is_one_step(mixed: DelayEngine, reads: list[int]) -> None:
+    """The rows of the wheel and of the levels have the times, so that a small limit of records ends nothing."""
+    counts, cursor = mixed.view.count_step(ALL, 1_000, None, ScanLimit(2))
+
+    assert (counts.total, cursor, reads) == (150, None, [])
+
+
+def test_a_whole_scan_can_be_ended_while_it_reads(engine: DelayEngine, reads: list[int]) -> None:
+    """A client that knows no steps may close its connection."""
+    for number in range(700):
+        engine.send_for(b"%d" % number, DELAY=5)
+
+    def end(count: int) -> None:
+        raise MessageError(f"ended after {count}")
+
+    with pytest.raises(MessageError, match="ended after 256"):
+        engine.view.count_step(PendingQuery(tag="rare"), 1_000, None, ScanLimit(None, end))
+    with pytest.raises(MessageError, match="ended after 256"):
+        engine.view.page(PendingQuery(tag="rare"), 10, None, ScanLimit(None, end))
+    assert len(reads) <= 2 * 256
+
+
+def test_a_page_of_positions_takes_no_more_of_the_backlog_than_it_needs(
+    mixed: DelayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = mixed.view.positions(ALL, (-1, -1), 1_000)
+    monkeypatch.setattr(pending_timers, "_FIRST_PIECE_COUNT", 4)
+    pieces: list[int] = []
+    pending = mixed.timer.pending
+
+    def counted(after_ms: int, before_ms: int) -> Iterator[PendingPiece]:
+        for piece in pending(after_ms, before_ms):
+            pieces.append(len(piece.rows))
+            yield piece
+
+    monkeypatch.setattr(mixed.timer, "pending", counted)
+
+    first = mixed.view.positions(ALL, (-1, -1), 5)
+
+    assert sum(pieces) < 50, "of 100 timers"
+    last = int(first["due_ms"][-1]), int(first["physical_offset"][-1])
+    assert [*first.tolist(), *mixed.view.positions(ALL, last, 1_000).tolist()] == everything.tolist()
 
 
 delays = st.one_of(

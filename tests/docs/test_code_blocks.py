@@ -79,12 +79,16 @@ def page_name(page: Path) -> str:
 
 
 def programs() -> list[tuple[str, Fence, Fence]]:
-    """Return the programs of all pages, each with the output that the page shows. Other tests run some whole pages."""
+    """Return the programs of all pages, each with the output that the page shows. Other tests run some whole pages.
+
+    The output begins at most a short sentence after the program; a later block of the page shows something else.
+    """
     return [
         (page_name(page), block, shown)
         for page in sorted(DOCS.rglob("*.md"))
         for block, shown in zip(fences(page), fences(page)[1:], strict=False)
         if block.language == "python" and block.title is None and shown.language == "text"
+        if shown.line <= block.line + len(block.text.splitlines()) + 6
         if "import" in block.text and "" not in ELSEWHERE.get(page_name(page), ("", []))[1]
     ]
 

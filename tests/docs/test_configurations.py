@@ -320,6 +320,7 @@ CONTAINER = {
                 "properties": {"name": {"type": "string"}, "value": {"type": "string"}},
             },
         },
+        "startupProbe": PROBE,
         "readinessProbe": PROBE,
         "livenessProbe": PROBE,
         "lifecycle": {

@@ -71,7 +71,11 @@ def test_handlers_are_counted_and_timed(observe: Observe) -> None:
         ("ValueError", *labels): 1,
         ("RetryLater", *labels): 1,
     }
-    assert observed.samples("listener.failed") == {("billing", listener, "redelivery"): 2}
+    failed = observed.samples("listener.failed")
+    assert failed == {
+        ("billing", listener, step): 2 if step == "redelivery" else 0
+        for step in ("redelivery", "retry_in_place", "dead_letter", "dropped", "hanging")
+    }
     [duration] = observed.samples("listener.handle.duration_ns").values()
     assert isinstance(duration, HistogramSnapshot)
     assert duration.count == 4

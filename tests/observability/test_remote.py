@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -10,13 +12,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from mqtemplate import message_listener
-from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ListenerRegistry
-from mqtemplate.message import Message, MessageExt
+from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.metrics import HistogramSnapshot
-from mqtemplate.observability import Observability, ObservabilitySettings, Tracing
+from mqtemplate.observability import GroupLags, Observability, ObservabilitySettings, Tracing
 from mqtemplate.observability.settings import LatenessSettings
+from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.template import RocketMQTemplate
 from tests.waiting import eventually
 
@@ -62,6 +65,62 @@ def test_context_lag_and_lateness_cross_the_wire(free_server: tuple[RemoteBroker
     [late] = [each.value for each in samples if each.name == "lateness.delivery_ms"]
     assert isinstance(late, HistogramSnapshot)
     assert late.count == 1
-    lags = [each for each in samples if each.name == "group.lag"]
-    assert {each.labels["broker"] for each in lags} == {"broker-a"}
-    assert {each.labels["topic"] for each in lags} >= {"orders"}
+
+
+@contextmanager
+def two_processes_of_an_application(address: str) -> Iterator[list[Observability]]:
+    """Yield the observability of two clients that have the same listeners, as two processes have."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(2):
+            broker = stack.enter_context(RemoteBroker(RemoteSettings(name_servers=(address,))))
+            registry = ListenerRegistry(broker, JsonMessageConverter())
+            registry.register(bill)
+            registry.register(show)
+            observed = Observability(broker)
+            observed.watch(registry)
+            registry.start()
+            stack.callback(registry.stop)
+            found.append(observed)
+        yield found
+
+
+@message_listener(topic="orders", consumer_group="billing")
+def bill(order: str) -> None: ...
+
+
+@message_listener(topic="orders", consumer_group="screens", message_model="BROADCASTING")
+def show(order: str) -> None: ...
+
+
+def test_the_lag_of_a_group_is_exported_by_the_server_and_not_by_its_clients() -> None:
+    """Each client knows it, for its health; of broadcasting groups, the clients keep the offsets."""
+    cluster = LocalCluster(
+        EmbeddedBroker(None, EmbeddedSettings(listen_host=HostAddress("127.0.0.1", 0), topics=("orders",))),
+        BrokerServerSettings(listen=HostAddress("127.0.0.1", 0)),
+    )
+    cluster.start()
+    try:
+        server = Observability(cluster.engine)
+        with two_processes_of_an_application(str(cluster.name_server_address)) as processes:
+            cluster.engine.groups.commit_offset("billing", cluster.engine.queues("orders")[0], 0)
+
+            def lags(observed: Observability, group: str) -> list[tuple[str, str]]:
+                return [
+                    (each.labels["topic"], each.labels["queue"])
+                    for each in observed.metrics.samples()
+                    if each.name == "group.lag" and each.labels["group"] == group
+                ]
+
+            def known(observed: Observability) -> int:
+                found = GroupLags(observed.broker).read(observed.listeners)
+                return sum((each.group, each.queue.topic) == ("billing", "orders") for each in found)
+
+            queues = [("orders", str(each.queue_id)) for each in cluster.engine.queues("orders")]
+            eventually(lambda: sum(map(known, processes)) == len(queues), "each queue has a process")
+            eventually(lambda: all(queues == lags(each, "screens") for each in processes), "lags of each screen")
+            assert [each for each in lags(server, "billing") if each[0] == "orders"] == queues
+            assert [lags(each, "billing") for each in processes] == [[], []]
+            assert lags(server, "screens") == []
+    finally:
+        cluster.stop()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, UnknownNameError
-from mqtemplate.operations.audit import AuditLog
+from mqtemplate.operations.audit import AuditLimits, AuditLog
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -126,3 +130,76 @@ def test_an_audit_log_that_cannot_be_written_is_an_error(tmp_path: Path) -> None
 
     with pytest.raises(ConfigurationError, match=r"the audit log .*/link cannot be written: .*; choose another file"):
         AuditLog(tmp_path / "link", VirtualClock())
+
+
+# --- the space on the disk ------------------------------------------------------------------------
+
+SMALL = AuditLimits(max_bytes=1_000, max_files=3, max_value_files=4, max_value_bytes=100_000)
+
+
+def many(log: AuditLog, count: int, old: int = 0) -> list[str]:
+    ids = []
+    for _ in range(count):
+        with log.change("offsets.reset", "10.0.0.7", values(old), group="billing") as entry:
+            pass
+        ids.append(entry.id)
+    return ids
+
+
+def test_a_full_log_is_renamed_and_read_as_one(tmp_path: Path) -> None:
+    """The two lines of a change may be in two files, and the clock may step back."""
+    clock = VirtualClock()
+    log = AuditLog(tmp_path / "audit.jsonl", clock, limits=SMALL)
+    other = AuditLog(tmp_path / "audit.jsonl", clock, limits=SMALL)
+
+    ids = [*many(log, 3), *many(other, 2)]
+    clock.set_ms(clock.now_ms() - 3_600_000)
+    ids += many(log, 1)
+
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert 1 < len(files) <= 3
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    assert [(each.id, each.state) for each in other.recent(9)] == [(each, "succeeded") for each in reversed(ids)]
+    assert log.get(ids[0]).action == "offsets.reset"
+
+
+def test_a_log_takes_no_more_space_than_its_limits(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl", VirtualClock(), limits=SMALL)
+
+    ids = many(log, 60)
+
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert len(files) == 3
+    assert max(path.stat().st_size for path in files) < 1_500
+    assert log.recent(1)[0].id == ids[-1]
+    with pytest.raises(UnknownNameError, match="there is no change"):
+        log.get(ids[0])
+
+
+def test_old_values_are_deleted_with_their_lines_and_beyond_their_limit(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl", VirtualClock(), limits=replace(SMALL, max_value_files=1_000))
+    first, *_ = many(log, 1, old=30)
+    assert log.get(first).old.exists
+    many(log, 30)
+    assert not list((tmp_path / "audit.old").iterdir())
+
+    ids = many(AuditLog(tmp_path / "audit.jsonl", VirtualClock(), limits=replace(SMALL, max_bytes=1 << 20)), 9, old=30)
+    assert {path.stem for path in (tmp_path / "audit.old").iterdir()} == set(ids[-4:])
+    assert [log.get(each).old.exists for each in ids] == [False] * 5 + [True] * 4
+
+    large = AuditLog(tmp_path / "audit.jsonl", VirtualClock(), limits=replace(SMALL, max_value_bytes=10))
+    [newest] = many(large, 1, old=5_000)
+    assert {path.stem for path in (tmp_path / "audit.old").iterdir()} == {newest}
+
+
+def test_a_log_that_cannot_be_renamed_grows_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    log = AuditLog(tmp_path / "audit.jsonl", VirtualClock(), limits=SMALL)
+    monkeypatch.setattr(Path, "rename", refused)
+    with capture_logs() as events:
+        many(log, 5)
+
+    assert {(each["event"], each["reason"]) for each in events} == {("audit.not_rotated", "Operation not permitted")}
+    assert len(log.recent(9)) == 5

@@ -178,6 +178,40 @@ def test_cancelled_messages_come_back_as_copies_with_new_ids_due_at_the_old_time
         undo_change(access, undone)
 
 
+@pytest.mark.parametrize("sent", [0, 1, 3])
+def test_an_undo_that_was_interrupted_sends_each_copy_once_when_it_is_repeated(
+    access: BrokerAccess, audit: AuditLog, monkeypatch: pytest.MonkeyPatch, sent: int
+) -> None:
+    """The response to a send is lost as well: the copy is stored, and the undo does not know it."""
+    before = due(access)
+    logged = made(change_of(access, PendingChange(PendingAction.CANCEL)), audit)
+    sends = access.open_for_changes().sends
+    with monkeypatch.context() as patch:
+        left = iter(range(sent))
+        send = type(sends).send
+
+        def send_until_cut(self: object, message: Message, *args: object, **options: object) -> object:
+            result = send(sends, message, *args, **options)  # type: ignore[arg-type]
+            if next(left, None) is None:
+                raise ConnectionResetError("the connection was cut")
+            return result
+
+        patch.setattr(type(sends), "send", send_until_cut)
+        with pytest.raises(ConnectionResetError):
+            made(undo_change(access, logged), audit)
+    assert len(due(access)) == sent + 1
+
+    again = undo_change(access, audit.get(logged.id))
+
+    assert again.preview.count == 4 - sent - 1
+    assert again.preview.notes == (f"{sent + 1} of the messages have a copy already, of an undo that was interrupted.",)
+    if not again.preview.is_empty:
+        made(again, audit)
+    assert due(access) == before
+    found = list(DelayedOperations(access).all(PendingQuery()))
+    assert (len(found), len({each.msg_id for each in found})) == (4, 4)
+
+
 def test_a_cancel_that_has_failed_restores_no_message_that_is_pending(access: BrokerAccess, audit: AuditLog) -> None:
     """A copy beside it would be delivered twice."""
     change = change_of(access, PendingChange(PendingAction.CANCEL))

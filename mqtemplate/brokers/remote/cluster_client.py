@@ -16,7 +16,7 @@ from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTr
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
 from mqtemplate.engine.topics import UnknownTopics
-from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.errors import BrokerError, RemoteConnectError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
@@ -43,6 +43,7 @@ class ClusterClient:
         self._clock = clock
         self._namespace = Namespace(settings.namespace)
         self._is_closing = False
+        self._is_proxy = False
         self._refused_heartbeats = 0
         self._lost = LostBrokers(clock)
         self._unsettled_until_ms = 0
@@ -101,6 +102,8 @@ class ClusterClient:
         """
         cluster = self._routes.load_cluster()
         if isinstance(cluster, BrokerError):
+            # Access control of a name server may refuse the request; only a proxy does not know it.
+            self._is_proxy = isinstance(cluster, UnsupportedError)
             _log.debug("remote.cluster_info_refused", reason=str(cluster))
             self._routes.existing(AUTO_CREATE_TOPIC)
         else:
@@ -112,13 +115,15 @@ class ClusterClient:
         """Return the capabilities that all brokers have.
 
         A server of this library announces its own; for one of RocketMQ the version decides, and its answer to a recall.
+        The remoting port of RocketMQ's proxy has fewer than the brokers after it.
         """
         first = self._first
         rocketmq = [first.versions[address] for address in first.versions if not first.announced[address]]
         each = [announced for address in first.versions if (announced := first.announced[address])]
         if rocketmq or not each:
             oldest = min(rocketmq, default=int(Version.V5_0_0))
-            each.append(_rocketmq_capabilities(oldest, can_recall=self._recalls.are_enabled()))
+            can_recall = not self._is_proxy and self._recalls.are_enabled()
+            each.append(_rocketmq_capabilities(oldest, can_recall=can_recall, is_proxy=self._is_proxy))
         return frozenset.intersection(*each)
 
     @property
@@ -220,8 +225,13 @@ class ClusterClient:
             self._recovery.trigger()
 
 
-def _rocketmq_capabilities(version: int, *, can_recall: bool) -> frozenset[Capability]:
-    """Return the capabilities of a RocketMQ broker."""
+# The proxy has no requests for queries, settings of brokers and replies. Source: RocketMQ ``proxy:
+# RemotingProtocolServer.registerRemotingServer``.
+_NOT_BY_PROXY = frozenset({Capability.QUERY, Capability.PENDING, Capability.REQUEST_REPLY})
+
+
+def _rocketmq_capabilities(version: int, *, can_recall: bool, is_proxy: bool) -> frozenset[Capability]:
+    """Return the capabilities of a RocketMQ broker, or of a proxy before it."""
     capabilities = {
         Capability.DELAY_LEVEL,
         Capability.QUERY,
@@ -234,4 +244,4 @@ def _rocketmq_capabilities(version: int, *, can_recall: bool) -> frozenset[Capab
         capabilities |= {Capability.TIMER, Capability.RETRY_DELAY}
         if can_recall:
             capabilities.add(Capability.TIMER_CHANGE)
-    return frozenset(capabilities)
+    return frozenset(capabilities - _NOT_BY_PROXY if is_proxy else capabilities)

@@ -13,7 +13,7 @@ from mqtemplate.cli.output import Columns, Shown
 from mqtemplate.converters.readable import properties_text, size_text, span_text, time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.operations import BrokerAccess, BulkChange, PendingChange
+    from mqtemplate.operations import BrokerAccess, BulkChange, DelayedOperations, PendingChange
     from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
 
 _BAR = 40
@@ -101,7 +101,7 @@ def ls(
     with call.access() as access:
         pending, now_ms = DelayedOperations(access), access.broker.clock.now_ms()
         query = options.query(now_ms, key)
-        found = list(pending.all(query, max_count + 1))
+        found = _all(call, pending, query, max_count + 1)
     records = [_record(each, now_ms) for each in found[:max_count]]
     call.output.table(records, _COLUMNS, "no pending messages")
     if len(found) > max_count:
@@ -145,7 +145,8 @@ def histogram(
         raise typer.BadParameter("it must be longer than 0", param_hint="--by")
     with call.access() as access:
         query = options.query(access.broker.clock.now_ms())
-        counts = access.broker.delayed.count_pending(query, bucket_ms)
+        with call.output.progress("comparing", None) as advance:
+            counts = access.broker.delayed.count_pending(query, bucket_ms, on_compared=advance)
     top = max(counts.buckets.values(), default=1)
     records = [{"start_ms": start, "count": count} for start, count in counts.buckets.items()]
     if call.as_json:
@@ -158,6 +159,14 @@ def histogram(
     }
     call.output.table(records, columns, "no pending messages")
     call.output.line(f"{counts.total} messages")
+
+
+def _all(
+    call: CommandCall, pending: DelayedOperations, query: PendingQuery, max_count: int | None = None
+) -> list[PendingMessage]:
+    """Return the messages that match. Show the progress of a long scan, which has no time limit."""
+    with call.output.progress("comparing", None) as advance:
+        return list(pending.all(query, max_count, advance))
 
 
 def _record(message: PendingMessage, now_ms: int) -> dict[str, Any]:
@@ -229,7 +238,7 @@ def reschedule(
             )
         if name is None:
             query = options.query(now_ms, key)
-            found = list(DelayedOperations(access).all(query))
+            found = _all(call, DelayedOperations(access), query)
             _change_found(call, access, found, change, _filter_of(query), rate, confirmation)
         else:
             _change_named(call, access, name, options.topic, change, confirmation, rate)
@@ -257,7 +266,7 @@ def purge(
         raise typer.BadParameter("give a filter such as --topic, or --all", param_hint="--all")
     with call.access() as access:
         query = options.query(access.broker.clock.now_ms(), key)
-        found = list(DelayedOperations(access).all(query))
+        found = _all(call, DelayedOperations(access), query)
         change = PendingChange(PendingAction.CANCEL)
         _change_found(call, access, found, change, _filter_of(query), rate, confirmation)
 

@@ -1,7 +1,8 @@
-"""``topics``, ``groups`` and ``offsets``."""
+"""``status``, ``topics``, ``groups`` and ``offsets``."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +19,11 @@ from mqtemplate.cli.invocation import (
     topic_names,
 )
 from mqtemplate.cli.output import Columns
-from mqtemplate.converters.readable import time_text
+from mqtemplate.converters.readable import span_text, time_text
 
 if TYPE_CHECKING:
     from mqtemplate.broker import GroupInfo, TopicInfo
-    from mqtemplate.operations import OffsetChange, OffsetTarget
+    from mqtemplate.operations import BrokerAccess, OffsetChange, OffsetTarget
 
 _QUEUE_KEY = ("queue.broker_name", "queue.queue_id")
 _QUEUE = (*_QUEUE_KEY, "min_offset", "max_offset", "message_count", "last_stored_ms")
@@ -47,6 +48,7 @@ _GROUP_COLUMNS: Columns = {
     "GROUP": "name",
     "MEMBERS": lambda record: len(record["members"]),
     "LAG": "lag",
+    "BEHIND": lambda record: span_text(record["behind_ms"]) if record["behind_ms"] else "",
     "MODEL": "message_model",
     "TOPICS": lambda record: ", ".join(record["topics"]),
 }
@@ -70,7 +72,51 @@ _CHANGE_COLUMNS: Columns = {
 }
 
 
+_PROBLEM_COLUMNS: Columns = {
+    "SEVERITY": "severity",
+    "PROBLEM": "text",
+    "SEE": lambda record: f"mqtemplate {record['command']}" if record["command"] else "",
+}
+_COMMANDS = {
+    # kind of a problem -> the command that shows its cause
+    "disk": "topics",
+    "retention": "groups {name}",
+    "group": "groups {name}",
+    "groups": "groups",
+    "dead letters": "dlq ls {name}",
+    "delayed": "delayed ls",
+}
+
+
 _OFFSETS = command_group("offsets", "Show or reset the committed offsets of a group.")
+
+
+# --- status -------------------------------------------------------------------------------------
+
+
+@command(TOP, "status", "status", "status --json --name-server 127.0.0.1:9876")
+def status(call: CommandCall) -> None:
+    """List what is wrong now: groups that are behind, dead letters, overdue messages, the disk.
+
+    The exit code is 1 if one of the problems is an error.
+    """
+    from mqtemplate.operations.problems import Severity, broker_problems, read_broker
+
+    with call.access() as access:
+        found = broker_problems(read_broker(access, access.store_path))
+    records = [
+        {**record_of(each, "severity", "kind", "name", "text"), "command": _command_of(each.kind.value, each.name)}
+        for each in found
+    ]
+    call.output.table(records, _PROBLEM_COLUMNS, "nothing is wrong now")
+    if any(each.severity is Severity.ERROR for each in found):
+        raise typer.Exit(1)
+
+
+def _command_of(kind: str, name: str) -> str | None:
+    """Return the command that shows the cause of a problem; None if there is none."""
+    form = _COMMANDS.get(kind)
+    return None if form is None else form.format(name=shlex.quote(name) if name else "").strip()
 
 
 # --- topics -------------------------------------------------------------------------------------
@@ -126,22 +172,28 @@ def groups(
         typer.Argument(metavar="[GROUP]", autocompletion=group_names, help="show members and queues of this group"),
     ] = None,
 ) -> None:
-    """List consumer groups with their lag, or members, subscriptions and queues of one group."""
+    """List consumer groups with their lag, or members, subscriptions and queues of one group.
+
+    BEHIND is the age of the oldest message that the group has not consumed.
+    """
     with call.access() as access:
         if group is not None:
-            _show_group(call, access.admin.group(group))
+            _show_group(call, access.admin.group(group), access)
             return
-        found = access.admin.groups()
-    call.output.table([_group_record(each) for each in found], _GROUP_COLUMNS, "no groups")
+        records = [_group_record(each, access) for each in access.admin.groups()]
+    call.output.table(records, _GROUP_COLUMNS, "no groups")
 
 
-def _show_group(call: CommandCall, group: GroupInfo) -> None:
-    record = _group_record(group)
+def _show_group(call: CommandCall, group: GroupInfo, access: BrokerAccess) -> None:
+    record = _group_record(group, access)
     if call.as_json:
         call.output.document(record)
         return
     out = call.output
-    out.line(f"{group.name}: lag {group.lag}, {len(group.members)} members, {group.message_model or 'not connected'}")
+    behind = f" ({span_text(record['behind_ms'])} behind)" if record["behind_ms"] else ""
+    out.line(
+        f"{group.name}: lag {group.lag}{behind}, {len(group.members)} members, {group.message_model or 'not connected'}"
+    )
     if group.members:
         columns: Columns = {"MEMBER": "client_id", "ADDRESS": "address", "LANGUAGE": "language"}
         out.table(record["members"], columns, "no members")
@@ -151,9 +203,13 @@ def _show_group(call: CommandCall, group: GroupInfo) -> None:
     out.table(record["progress"], _PROGRESS_COLUMNS, "no offsets")
 
 
-def _group_record(group: GroupInfo) -> dict[str, Any]:
+def _group_record(group: GroupInfo, access: BrokerAccess) -> dict[str, Any]:
+    from mqtemplate.operations.progress import behind_ms
+
     return {
-        **record_of(group, "name", "lag", "message_model", "consume_from_where"),
+        **record_of(group, "name", "lag"),
+        "behind_ms": behind_ms(access.broker, group.progress, access.broker.clock.now_ms()),
+        **record_of(group, "message_model", "consume_from_where"),
         "topics": list(group.topics),
         "members": [record_of(each, "client_id", "address", "language") for each in group.members],
         "subscriptions": [record_of(each, "topic", "expression", "expression_type") for each in group.subscriptions],

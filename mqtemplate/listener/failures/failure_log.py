@@ -16,6 +16,9 @@ from mqtemplate.message import MessageExt
 from mqtemplate.record.dead_letter import cause_of, class_name, iso_time
 from mqtemplate.user_code import error_text, is_interrupt, safe_text, traceback_of
 
+HANGING = "hanging"
+"""Outcome of a message whose handler hangs; it may have another one later."""
+
 _MAX_LOGGED_IDS = 10
 _MAX_STACKS = 64
 _COMPARED_FRAMES = 20
@@ -58,7 +61,7 @@ class FailureLog:
     - ``listener.result_ignored`` (warning): a handler returned a reply, but the message is not a request.
 
     Attributes:
-        outcomes: Next step (`NextStep.value`, or ``hanging``) -> number of messages.
+        outcomes: Next step (`NextStep.value`, or `HANGING`) -> number of messages.
     """
 
     def __init__(self, listener: str, group: str, clock: Clock) -> None:
@@ -113,7 +116,7 @@ class FailureLog:
 
     def blocked(self, messages: Sequence[MessageExt], blocked_ms: int, stack: str, next_step: str) -> None:
         """Report a hanging handler with the stack of its thread."""
-        self._count("hanging", messages)
+        self._count(HANGING, messages)
         self._log.error(
             "listener.blocked", blocked_ms=blocked_ms, handler_stack=stack, next_step=next_step, **_fields(messages)
         )

@@ -106,9 +106,9 @@ class RemotingCommand:
         return f"{kind} {self.code} {name}, opaque {self.opaque}, body of {len(self.body)} bytes{remark}"
 
 
-def not_supported(request: RemotingCommand) -> RemotingCommand:
+def not_supported(request: RemotingCommand, reason: str | None = None) -> RemotingCommand:
     """Return the response to a request whose code has no processor."""
-    remark = f"request code {RequestCode.text(request.code)} is not supported here"
+    remark = f"request code {RequestCode.text(request.code)} is not supported here{f': {reason}' if reason else ''}"
     return request.response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
 

@@ -7,6 +7,7 @@ Source: RocketMQ ``broker: AdminBrokerProcessor``. ``mqadmin`` reads the values 
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
+from mqtemplate.metrics import HistogramSnapshot
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.group import ConsumeStats, OffsetWrapper, QueueTimeSpan
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
@@ -40,6 +42,7 @@ from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.services import wall_time
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 _SECOND = 1_000
 _MINUTE = 60 * _SECOND
@@ -110,6 +113,12 @@ class Traffic:
         self._today: date | None = None
         self._mornings: tuple[_Counts, _Counts] = ({}, {})
         self._due_ms = 0
+        self._first_end: int | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes appended to the commit log since the first sample."""
+        return 0 if self._first_end is None else self._store.end_offset - self._first_end
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Ignore *wake*: the samples are periodic."""
@@ -123,6 +132,8 @@ class Traffic:
         return wall_time(self._clock, self._due_ms)
 
     def _sample(self, now_ms: int) -> None:
+        if self._first_end is None:
+            self._first_end = self._store.end_offset
         counts = self._counts()
         for samples in (self._minute, self._hour, self._day):
             samples.add(now_ms, counts)
@@ -279,6 +290,23 @@ _log = get_logger("mqtemplate.admin")
 Reload = Callable[[str], ReloadedConfig]
 """Reads the configuration of a server again, for a reason."""
 
+# RocketMQ: StoreStatsService.PUT_MESSAGE_ENTIRE_TIME_MAX_DESC -> upper bound in ms
+_APPEND_TIMES = {
+    "<=0ms": 1,
+    "0~10ms": 10,
+    "10~50ms": 50,
+    "50~100ms": 100,
+    "100~200ms": 200,
+    "200~500ms": 500,
+    "500ms~1s": 1_000,
+    "1~2s": 2_000,
+    "2~3s": 3_000,
+    "3~4s": 4_000,
+    "4~5s": 5_000,
+    "5~10s": 10_000,
+    "10s~": math.inf,
+}
+
 _DELAY_LEVELS = "messageDelayLevel"
 """The only setting that this request changes. The engine stores the change, so it survives a restart."""
 
@@ -287,7 +315,8 @@ _CONSTANTS = {
     # RocketMQ's broker has thread pools, and services that may lag behind the log. This broker has neither.
     **{f"{queue}{value}": "0" for queue in _QUEUES for value in ("Size", "Capacity", "HeadWaitTimeMills")},
     **dict.fromkeys(("dispatchBehindBytes", "pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind"), "0"),
-    "timerCongestNum": "0",
+    **dict.fromkeys(("EndTransactionQueueSize", "EndTransactionThreadPoolQueueCapacity", "dispatchMaxBuffer"), "0"),
+    **dict.fromkeys(("getMessageEntireTimeMax", "remainTransientStoreBufferNumbs", "timerCongestNum"), "0"),
     "timerEnqueueTps": "0.0",
     "timerDequeueTps": "0.0",
 }
@@ -334,6 +363,8 @@ class BrokerAdminProcessor:
             **_day_totals("msgPutTotal", traffic.totals(IN)),
             **_day_totals("msgGetTotal", traffic.totals(OUT)),
             **self._store_info(),
+            **self._append_info(),
+            **self._level_info(),
             **_CONSTANTS,
         }
         return KVTable(table=dict(sorted(info.items())))
@@ -348,14 +379,38 @@ class BrokerAdminProcessor:
             **self._disk_info(),
         }
 
+    def _level_info(self) -> dict[str, str]:
+        """Return for each used delay level the offset of its first pending message, and the end of its queue."""
+        store = self.engine.store
+        return {
+            f"scheduleMessageOffset_{level}": f"{position},{store.consume_queue(SCHEDULE_TOPIC, level - 1).max_offset}"
+            for level, position in self.engine.delayed.level_positions().items()
+        }
+
+    def _append_info(self) -> dict[str, str]:
+        """Return the counts and times of appends since the start. The exporter for Prometheus requires each."""
+        metrics = self.engine.store.metrics
+        count, size = metrics.counter("store.appended").value, self.traffic.stored_bytes
+        times_ns = metrics.histogram("store.append_ns").snapshot()
+        return {
+            "putMessageTimesTotal": str(count),
+            "putMessageSizeTotal": str(size),
+            "putMessageAverageSize": str(size / max(count, 1)),
+            "putMessageEntireTimeMax": str(times_ns.quantile(1) // 1_000_000),
+            "putMessageDistributeTime": _distribution_text(times_ns),
+            "putLatency99": f"{times_ns.quantile(0.99) / 1e6:.2f}",
+            "putLatency999": f"{times_ns.quantile(0.999) / 1e6:.2f}",
+        }
+
     def _disk_info(self) -> dict[str, str]:
         usage = self.engine.store.store_files.disk_usage()
+        used, free = (0, 0) if usage is None else (usage.used, usage.free)
         ratio = f"{0.0 if usage is None else usage.used_ratio:.4f}"
-        info = {"commitLogDiskRatio": ratio, "consumeQueueDiskRatio": ratio}
-        if usage is not None:
-            total = _bytes_text(usage.used + usage.free)
-            info["commitLogDirCapacity"] = f"Total : {total}, Free : {_bytes_text(usage.free)}."
-        return info
+        return {
+            "commitLogDiskRatio": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": f"Total : {_bytes_text(used + free)}, Free : {_bytes_text(free)}.",
+        }
 
     def _earliest_ms(self) -> int:
         """Return when the first message in the log was stored, or -1 for an empty log."""
@@ -456,6 +511,17 @@ def _parse_properties(text: str) -> dict[str, str]:
     lines = [line.strip() for line in text.splitlines()]
     pairs = [line.partition("=") for line in lines if line and not line.startswith(("#", "!"))]
     return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _distribution_text(times_ns: HistogramSnapshot) -> str:
+    """Return how many appends took how long, as RocketMQ's ``StoreStatsService`` does. An append of a bucket counts as
+    one of its upper bound.
+    """
+    counts = dict.fromkeys(_APPEND_TIMES, 0)
+    for bound_ns, count in times_ns.buckets.items():
+        name = next(name for name, limit_ms in _APPEND_TIMES.items() if bound_ns <= limit_ms * 1_000_000)
+        counts[name] += count
+    return " ".join(f"[{name}]:{count}" for name, count in counts.items())
 
 
 def _rates_text(rates: tuple[float, float, float]) -> str:

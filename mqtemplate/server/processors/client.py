@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from mqtemplate.broker import Capability
-from mqtemplate.delay.pending import cursor_after
+from mqtemplate.delay.pending import ScanLimit, cursor_after
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.engine import Engine
@@ -344,6 +344,8 @@ def _physical_offset(msg_id: str) -> int:
 # --- pending messages -------------------------------------------------------------------------------
 
 _MAX_PAGE = 1_000
+_MAX_COMPARED = 2_000
+"""Most records that one request reads, of a client that goes on from a cursor: some hundredths of a second."""
 _MAX_PAGE_BYTES = 1 << 20
 _MAX_POSITIONS = 400_000
 """Positions of a page: 24 bytes each, in a frame of at most 16 MiB."""
@@ -395,20 +397,39 @@ class DelayedMessageProcessor:
     # --- queries -------------------------------------------------------------------------------
 
     @answers(RequestCode.GET_PENDING_MESSAGES, slow=True)
-    def _page(self, header: own.GetPendingMessagesRequestHeader) -> own.PendingMessagesData:
+    def _page(self, connection: Connection, header: own.GetPendingMessagesRequestHeader) -> own.PendingMessagesData:
+        count, limit = min(header.max_count, _MAX_PAGE), _limit(connection, header.max_records)
         with refusing_invalid():
-            page = self.engine.delayed.pending(_query(header), min(header.max_count, _MAX_PAGE), header.cursor)
+            page = self.engine.delayed.pending_step(_query(header), count, header.cursor, limit)
         messages = _fitting(page.messages)
+        is_whole = len(messages) == len(page.messages)
         return own.PendingMessagesData(
             messages=[_message_data(message) for message in messages],
-            has_more=page.cursor is not None or len(messages) < len(page.messages),
+            has_more=page.cursor is not None or not is_whole,
+            cursor=page.cursor if is_whole and header.max_records is not None else None,
         )
 
     @answers(RequestCode.COUNT_PENDING_MESSAGES, slow=True)
-    def _count(self, header: own.CountPendingMessagesRequestHeader) -> own.PendingCountsData:
+    def _count(self, connection: Connection, header: own.CountPendingMessagesRequestHeader) -> own.PendingCountsData:
+        limit = _limit(connection, header.max_records)
         with refusing_invalid():
-            counts = self.engine.delayed.count_pending(_query(header), header.bucket_millis, max_buckets=_MAX_BUCKETS)
-        return own.PendingCountsData(total=counts.total, buckets=counts.buckets)
+            counts, cursor = self.engine.delayed.count_pending_step(
+                _query(header), header.bucket_millis, header.cursor, limit, _MAX_BUCKETS
+            )
+        return own.PendingCountsData(total=counts.total, buckets=counts.buckets, cursor=cursor)
+
+
+def _limit(connection: Connection, max_records: int | None) -> ScanLimit:
+    """Return the work of one request. It ends early when its client is gone.
+
+    A client that gives no number knows no steps: it gets the whole answer.
+    """
+
+    def check(_: int) -> None:
+        if not connection.is_open:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, "the client has closed its connection")
+
+    return ScanLimit(None if max_records is None else min(max(max_records, 1), _MAX_COMPARED), check)
 
 
 @dataclass(frozen=True, slots=True)

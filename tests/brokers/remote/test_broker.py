@@ -25,13 +25,13 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.message import Message, Property
-from mqtemplate.pending import ScheduleChangeStatus
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
 from mqtemplate.server import Account, AclSettings, LocalCluster
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
+from mqtemplate.topics import AUTO_CREATE_TOPIC, RETRY_TOPIC_PREFIX
 from tests.brokers.remote.clients import bodies, client, join, one_queue, remote, send_numbers, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.waiting import eventually
@@ -62,6 +62,43 @@ def test_a_start_that_fails_leaves_no_thread(our_server: LocalCluster, monkeypat
         broker.start()
 
     assert set(threading.enumerate()) - before == set()
+
+
+_NOT_BY_PROXY = {Capability.QUERY, Capability.PENDING, Capability.REQUEST_REPLY, Capability.TIMER_CHANGE}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_proxy"),
+    [
+        (None, False),
+        (ResponseCode.NO_PERMISSION, False),  # of a name server with access control
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, True),
+    ],
+)
+def test_the_remoting_port_of_a_proxy_has_fewer_capabilities(code: int | None, is_proxy: bool) -> None:
+    """RocketMQ's proxy answers no request about the cluster, and passes only those of producers and consumers on."""
+    with ScriptedBroker() as cluster:
+        cluster.topic(AUTO_CREATE_TOPIC)
+        cluster.script(RequestCode.RECALL_MESSAGE, RemotingCommand.response)
+        if code is not None:
+            cluster.refuse(RequestCode.GET_BROKER_CLUSTER_INFO, code)
+
+        with remote(cluster) as broker:
+            assert broker.capabilities & _NOT_BY_PROXY == (set() if is_proxy else _NOT_BY_PROXY)
+            assert broker.capabilities >= {Capability.DELAY_LEVEL, Capability.TIMER, Capability.TRANSACTION}
+
+
+def test_a_proxy_without_the_default_topic_is_recognised_too() -> None:
+    """The client then knows no broker at its start. An operation that a proxy does not have is refused with advice."""
+    with ScriptedBroker() as cluster:
+        cluster.topic("orders")
+        cluster.refuse(RequestCode.GET_BROKER_CLUSTER_INFO, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+        with remote(cluster) as broker:
+            assert broker.capabilities & _NOT_BY_PROXY == set()
+            broker.sends.send(Message("orders", b"x"))
+            with pytest.raises(UnsupportedError, match=r"a proxy, set rocketmq\.name-server to the name servers"):
+                broker.delayed.count_pending(PendingQuery())
 
 
 def test_a_broker_can_be_started_again(our_client: RemoteBroker) -> None:

@@ -13,6 +13,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.errors import DestinationError, SendError
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.brokers.remote.clients import ANYWHERE, client, join, server
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
@@ -104,7 +105,7 @@ def test_a_server_creates_no_topics_if_its_broker_does_not(tmp_path: Path) -> No
         broker.sends.send(Message("a", b"1"))
         broker.create_topic("orders", 1)
         with pytest.raises(SendError, match=r"'ordres' is not in the cluster.*did you mean 'orders'\? Else create"):
-            broker.sends.send(Message("ordres", b"1"))
+            broker.sends.send(Message("ordres", b"1"), None, 300)
 
 
 def test_a_cluster_that_hides_its_topics_is_searched_in_the_topics_in_use(tmp_path: Path) -> None:
@@ -115,4 +116,18 @@ def test_a_cluster_that_hides_its_topics_is_searched_in_the_topics_in_use(tmp_pa
         with client(scripted.address, tmp_path) as broker:
             broker.sends.send(Message("orders", b"1"))
             with pytest.raises(SendError, match=r"did you mean 'orders'\?"):
-                broker.sends.send(Message("ordres", b"1"))
+                broker.sends.send(Message("ordres", b"1"), None, 300)
+
+
+def test_the_nearest_topic_is_never_the_missing_one(tmp_path: Path) -> None:
+    """Name servers may list a topic that has no route yet."""
+    with ScriptedBroker() as scripted:
+        scripted.script(
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+            lambda request: request.response(body=TopicList(topic_list=["orders", "orders2"]).encode()),
+        )
+        with (
+            client(scripted.address, tmp_path) as broker,
+            pytest.raises(SendError, match=r"'orders' is not in the cluster.*did you mean 'orders2'\?"),
+        ):
+            broker.sends.send(Message("orders", b"1"), None, 300)

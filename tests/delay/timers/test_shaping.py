@@ -58,12 +58,12 @@ def test_a_rate_holds_nothing_until_the_time_of_a_clock_that_was_ahead(ahead_ms:
     with shaped_broker(clock, orders=TopicShape(max_rate=10)) as (broker, harness):
         clock.move_ms(ahead_ms)
         send(broker, "orders", 20, 1_000)
-        harness.advance(1_000)  # some are released, the others are held
+        harness.advance("1s")  # some are released, the others are held
         clock.move_ms(-ahead_ms)
         send(broker, "orders", 10, 1_000)
         assert 0 < len(messages_in(broker, "orders")) < 20
 
-        harness.advance(5_000)
+        harness.advance("5s")
 
         assert len(messages_in(broker, "orders")) == 30
 
@@ -82,13 +82,13 @@ def test_many_due_in_one_second_keep_the_rate_and_starve_nobody(count: int, rate
         for part in range(10):
             send(broker, "orders", count // 10, 60 * SECOND + part * 100)
         send(broker, "others", 100, 60 * SECOND + 500)
-        harness.advance(60 * SECOND - 1)
+        harness.advance("59999ms")
         assert released(broker) == 0
 
         counts = []
         for _ in range(101):
             before = released(broker)
-            harness.advance(SECOND)
+            harness.advance("1s")
             counts.append(released(broker) - before)
 
         full_seconds = counts[1:99]
@@ -142,7 +142,7 @@ def test_the_rate_holds_after_an_outage(tmp_path: Path) -> None:
     clock.move_ms(60 * SECOND)
 
     with shaped_broker(clock, tmp_path, orders=shape) as (broker, harness):
-        harness.advance(SECOND)
+        harness.advance("1s")
         first = released(broker)
         harness.advance("20s")
 

@@ -39,6 +39,8 @@ ACCOUNTS = (
 )
 CODES = sorted(RequestCode)
 READING = (
+    "AUTH_GET_",
+    "AUTH_LIST_",
     "CHECK_CLIENT",
     "COUNT_",
     "GET_",
@@ -50,11 +52,14 @@ READING = (
     "VIEW_",
 )
 REPEATED = {
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
+    RequestCode.CLEAN_UNUSED_TOPIC,
     RequestCode.DELETE_TOPIC_IN_NAMESRV,
     RequestCode.HEART_BEAT,
     RequestCode.LOCK_BATCH_MQ,
     RequestCode.REGISTER_BROKER,
     RequestCode.RELOAD_CONFIG,
+    RequestCode.SET_MESSAGE_REQUEST_MODE,
     RequestCode.UNLOCK_BATCH_MQ,
     RequestCode.UNREGISTER_BROKER,
     RequestCode.UNREGISTER_CLIENT,

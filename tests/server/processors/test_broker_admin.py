@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -38,6 +39,43 @@ READ_BY_TOOLS = [
     "msgGetTotalTodayMorning",
     "msgGetTotalYesterdayMorning",
     "bootTimestamp",
+    "startAcceptSendRequestTimeStamp",
+]
+NUMBERS_OF_THE_EXPORTER = [
+    # rocketmq-exporter: BrokerRuntimeStats parses each of them, and fails as a whole if one is missing.
+    "bootTimestamp",
+    "brokerVersion",
+    "commitLogDiskRatio",
+    "commitLogMaxOffset",
+    "commitLogMinOffset",
+    "consumeQueueDiskRatio",
+    "dispatchBehindBytes",
+    "dispatchMaxBuffer",
+    "earliestMessageTimeStamp",
+    "getMessageEntireTimeMax",
+    "msgGetTotalTodayMorning",
+    "msgGetTotalTodayNow",
+    "msgGetTotalYesterdayMorning",
+    "msgPutTotalTodayMorning",
+    "msgPutTotalTodayNow",
+    "msgPutTotalYesterdayMorning",
+    "pageCacheLockTimeMills",
+    "pullThreadPoolQueueCapacity",
+    "pullThreadPoolQueueHeadWaitTimeMills",
+    "pullThreadPoolQueueSize",
+    "putLatency99",
+    "putLatency999",
+    "putMessageAverageSize",
+    "putMessageEntireTimeMax",
+    "putMessageSizeTotal",
+    "putMessageTimesTotal",
+    "queryThreadPoolQueueCapacity",
+    "queryThreadPoolQueueHeadWaitTimeMills",
+    "queryThreadPoolQueueSize",
+    "remainTransientStoreBufferNumbs",
+    "sendThreadPoolQueueCapacity",
+    "sendThreadPoolQueueHeadWaitTimeMills",
+    "sendThreadPoolQueueSize",
     "startAcceptSendRequestTimeStamp",
 ]
 
@@ -76,6 +114,33 @@ def test_the_runtime_information_has_every_value_that_tools_read(serving: Servin
     assert int(table["earliestMessageTimeStamp"]) == serving.clock.now_ms()
     assert 0 <= float(table["commitLogDiskRatio"]) <= 1
     assert table["brokerVersionDesc"] == "V5_3_3"
+
+
+def test_the_exporter_for_prometheus_can_parse_the_runtime_information(serving: Serving) -> None:
+    """Also of a store in memory, which has no disk."""
+    send(serving, 3)
+
+    table = runtime_info(serving)
+
+    assert [name for name in NUMBERS_OF_THE_EXPORTER if name not in table or not float(table[name]) >= -1] == []
+    assert float(table["remainHowManyDataToFlush"].split(" ")[0]) >= 0
+    assert re.fullmatch(r"Total : [\d.]+ [KMGT]?i?B, Free : [\d.]+ [KMGT]?i?B\.", table["commitLogDirCapacity"])
+    times = dict(each.split(":") for each in table["putMessageDistributeTime"].split(" "))
+    assert list(times)[:3] == ["[<=0ms]", "[0~10ms]", "[10~50ms]"]
+    assert sum(map(int, times.values())) == int(table["putMessageTimesTotal"]) == 3
+    assert float(table["putMessageAverageSize"]) == int(table["putMessageSizeTotal"]) / 3 > 0
+
+
+def test_each_used_delay_level_has_its_progress(serving: Serving) -> None:
+    for _ in range(2):
+        serving.engine.sends.send(Message("orders", b"x", {"DELAY": "3"}))
+    serving.step()
+
+    table = runtime_info(serving)
+
+    assert {name: value for name, value in table.items() if name.startswith("scheduleMessageOffset")} == {
+        "scheduleMessageOffset_3": "0,2"
+    }
 
 
 def test_rates_are_of_the_last_period(serving: Serving) -> None:

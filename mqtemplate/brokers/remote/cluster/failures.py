@@ -232,7 +232,8 @@ RETRY_ELSEWHERE = frozenset(
 
 _ADVICE = {
     ResponseCode.SYSTEM_BUSY: "it is overloaded; try again later, or give it more send threads",
-    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "its version does not support this request; use a newer broker",
+    ResponseCode.REQUEST_CODE_NOT_SUPPORTED: "it does not have this request; if it is an old broker, use a newer "
+    "broker, and if it is a proxy, set rocketmq.name-server to the name servers of the brokers",
     ResponseCode.SERVICE_NOT_AVAILABLE: "it accepts nothing now: its disk is full, it is a replica, or it shuts down",
     ResponseCode.NO_PERMISSION: "the topic's permission or access control forbids it; check the topic's perm, "
     "access-key and secret-key, and the rights of the account",
@@ -250,6 +251,14 @@ _KINDS: dict[int, type[BrokerError]] = {
     ResponseCode.FLOW_CONTROL: BrokerBusyError,
 }
 _INVALID_MESSAGE = frozenset({ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER})
+# Remarks of MESSAGE_ILLEGAL. Source: RocketMQ ``broker: SendMessageProcessor``, ``proxy:
+# DefaultTopicMessageTypeValidator``.
+_TOO_FAR = "timer message illegal"
+_OTHER_TYPE = "TopicMessageType"
+_TYPE_ADVICE = (
+    "a proxy accepts one type of messages for a topic; set it to MIXED (mqadmin updateTopic -a +message.type=MIXED), "
+    "or use a topic of the type of the message"
+)
 
 
 def check_response(
@@ -290,8 +299,12 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
     # RocketMQ has no code of its own for this. Source: SendMessageProcessor, WHEEL_TIMER_NOT_ENABLE.
     if has_timer and response.code == ResponseCode.SYSTEM_ERROR and "timerWheelEnable" in (response.remark or ""):
         kind, reason = UnsupportedError, f"{reason}; set timerWheelEnable=true on the broker, or use a delay level"
+    elif response.code == ResponseCode.MESSAGE_ILLEGAL and _OTHER_TYPE in (response.remark or ""):
+        kind, reason = MessageError, f"{reason}; {_TYPE_ADVICE}"
     elif has_timer and response.code == ResponseCode.MESSAGE_ILLEGAL:
-        kind, reason = DelayError, f"{reason}; the limit is the broker's timerMaxDelaySec (3 days by default)"
+        kind = DelayError
+        if _TOO_FAR in (response.remark or ""):  # a server of this library names its own limit and setting
+            reason = f"{reason}; the limit is the broker's timerMaxDelaySec (3 days by default)"
     elif response.code in _INVALID_MESSAGE:
         kind = MessageError
     elif response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:

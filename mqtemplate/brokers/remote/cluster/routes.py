@@ -31,6 +31,10 @@ _REPEAT_AFTER_MS = 1_000  # a missing topic is looked up again after this time
 _REMOVE_AFTER_MS = 30_000  # brokers register at their name servers each 30 s
 
 
+class MissingTopicError(BrokerError):
+    """No name server has the topic, and no broker creates it. It may have been created a moment ago."""
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRoute:
     """The queues of a topic and the addresses of their brokers. Routes of equal content are equal.
@@ -187,7 +191,7 @@ class RouteTable:
         """Return the route for sending; for a missing topic, the queues that its first message creates.
 
         Raises:
-            BrokerError: The topic is missing, and the cluster does not create topics by itself.
+            MissingTopicError: The topic is missing, and the cluster does not create topics by itself.
             DestinationError: The topic is missing and unknown, and must not be created.
         """
         route = self._routes.get(topic)
@@ -296,7 +300,7 @@ class RouteTable:
         data = self.name_servers.topic_route(AUTO_CREATE_TOPIC, in_namespace=False)
         if data is None:
             nearest = self.unknown.nearest(topic, self._names)
-            raise BrokerError(
+            raise MissingTopicError(
                 f"topic {topic!r} is not in the cluster, and its brokers do not create topics by themselves; "
                 f"{f'did you mean {nearest!r}? Else create' if nearest else 'create'} it (mqadmin updateTopic, or "
                 "Broker.create_topic), or set autoCreateTopicEnable=true on the brokers"

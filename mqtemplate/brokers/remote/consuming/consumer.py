@@ -374,8 +374,9 @@ class RemoteConsumer(Consumer):
         """Continue queues that were locked just now after the last commit of any member."""
         for queue, committed in self.offsets.read_stored(locked).items():
             if isinstance(committed, BrokerError):
-                log_failure(_log, "remote.queue_start_failed", committed, group=self.spec.group, queue=str(queue))
+                self._log_failed_start(queue, committed)
                 continue
+            self._failed_starts.pop(queue, None)
             own = self.offsets.own(queue)
             if committed is not None and (own is None or committed > own):
                 self.offsets.forget(queue)

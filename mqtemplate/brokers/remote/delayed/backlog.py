@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from mqtemplate.brokers.remote.cluster.client import ClientContext
@@ -10,7 +13,7 @@ from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.delay.settings import DelayLevels
-from mqtemplate.errors import BrokerError, ConfigurationError, OffsetOutOfRangeError, UnsupportedError
+from mqtemplate.errors import BrokerError, ConfigurationError, MessageError, OffsetOutOfRangeError, UnsupportedError
 from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
@@ -18,6 +21,7 @@ from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import RecallMessageRequestHeader
 from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.user_code import shown
 
 # --- settings of brokers --------------------------------------------------------------------------
 
@@ -423,3 +427,66 @@ def _handle(record: MessageExt, due_ms: int) -> RecallHandle:
 
 def _level_due_ms(record: MessageExt, config: DelayConfig) -> int:
     return record.store_timestamp + config.levels.delay_ms(record.queue_id + 1)
+
+
+# --- states and cursors ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageState:
+    """State of one message.
+
+    Attributes:
+        status: Result of a change if no timer of the message is pending.
+        pending: Its pending timers with their records. There are two if a client stopped during a reschedule.
+        handles: Handles of the pending timers. A message that is not in the index may have one without a record.
+        deleted: Its timers that were recalled.
+    """
+
+    status: ScheduleChangeStatus
+    pending: dict[TimerId, MessageExt] = field(default_factory=dict)
+    handles: tuple[RecallHandle, ...] = ()
+    deleted: frozenset[TimerId] = frozenset()
+
+    @property
+    def newest(self) -> MessageExt | None:
+        """The record of the pending timer that was stored last."""
+        return max(self.pending.values(), key=lambda record: record.store_timestamp, default=None)
+
+
+def wrong_cursor(text: str) -> MessageError:
+    return MessageError(f"{shown(text)} is not a cursor; pass PendingPage.cursor unchanged")
+
+
+def position_of(timer: TimerId) -> tuple[int, str, str]:
+    """Return the position of a message in the order of the pages; a cursor is the last one of a page."""
+    return timer.slot_ms, timer.broker_name, timer.msg_id
+
+
+def parse_cursor(cursor: str | None) -> tuple[int, str, str]:
+    if cursor is None:
+        return 0, "", ""
+    due_ms, *names = cursor.split("/", 2)
+    due = parse_number(due_ms)
+    if due is None or len(names) != 2:
+        raise wrong_cursor(cursor)
+    return due, names[0], names[1]
+
+
+def encode_cursor(cursors: dict[str, str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(cursors).encode()).decode()
+
+
+def decode_cursor(text: str) -> dict[str, str]:
+    """Return the cursor on each server.
+
+    Raises:
+        MessageError: *text* is not a cursor.
+    """
+    try:
+        cursors = json.loads(base64.urlsafe_b64decode(text.encode()))
+    except (ValueError, RecursionError):  # includes the errors of Base64 and JSON
+        cursors = None
+    if not isinstance(cursors, dict) or not all(isinstance(cursor, str) for cursor in cursors.values()):
+        raise wrong_cursor(text)
+    return cursors

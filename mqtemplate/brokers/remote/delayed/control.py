@@ -8,12 +8,10 @@ Source: RocketMQ ``client: DefaultMQProducerImpl.recallMessage``, ``broker: Reca
 
 from __future__ import annotations
 
-import base64
 import heapq
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypedDict
@@ -25,20 +23,28 @@ from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.delayed.backlog import (
     Backlog,
     DelayConfigs,
+    MessageState,
     Recalls,
     TimerId,
     TimerRecords,
+    decode_cursor,
+    encode_cursor,
+    parse_cursor,
+    position_of,
     timer_handle,
     timer_id,
 )
 from mqtemplate.brokers.remote.producing.producer import Producer
+from mqtemplate.clock import Clock
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle
+from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
     BrokerError,
     DelayError,
     MessageError,
     MQTemplateError,
     RemoteProtocolError,
+    RemoteTimeoutError,
     UnsupportedError,
 )
 from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property
@@ -68,7 +74,6 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.user_code import shown
 
 # --- results, pages and cursors -------------------------------------------------------------------
 
@@ -93,14 +98,12 @@ def _check_page_size(max_count: int) -> None:
         raise MessageError(f"max_count must be 1 or more, got {max_count}")
 
 
-def _wrong_cursor(text: str) -> MessageError:
-    return MessageError(f"{shown(text)} is not a cursor; pass PendingPage.cursor unchanged")
-
-
 # --- servers of this library ----------------------------------------------------------------------
 
 
 _MAX_PAGE = 1_000
+_STEP = 2_000
+"""Most messages that a server compares for one request, so that it answers others meanwhile. It may choose fewer."""
 
 
 class _Selected(NamedTuple):
@@ -131,6 +134,38 @@ class _Listed(NamedTuple):
     broker_name: str
     message: PendingMessage
     cursor: str
+
+
+class _SteppedQuery:
+    """One query of the pending messages of all servers, in steps of bounded work.
+
+    Args:
+        timeout_ms: Most time for all steps, without *on_compared*.
+        on_compared: See `DelayedMessages.pending`. Then there is no limit for all steps, only one for each.
+    """
+
+    def __init__(self, clock: Clock, timeout_ms: int, on_compared: Callable[[int], None] | None) -> None:
+        self._clock = clock
+        self._timeout_ms = timeout_ms
+        self._on_compared = on_compared
+        self._start_ms = clock.steady_ms()
+        self._steps = 0
+
+    def step_done(self, operation: str) -> None:
+        """Count a step that was not the last.
+
+        Raises:
+            RemoteTimeoutError: There is no time for another step.
+        """
+        self._steps += 1
+        if self._on_compared is not None:
+            self._on_compared(_STEP)
+        elif self._clock.steady_ms() - self._start_ms >= self._timeout_ms:
+            raise RemoteTimeoutError(
+                f"{operation}: not finished after {format_ms(self._timeout_ms)}, in which up to "
+                f"{self._steps * _STEP:,} messages were compared; filter by time or by key, or pass on_compared, which "
+                "is called with the progress and has no time limit"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +228,29 @@ class OurServer(DelayedMessages):
 
     # --- queries -------------------------------------------------------------------------------
 
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+    def pending(
+        self,
+        query: PendingQuery,
+        max_count: int = 100,
+        cursor: str | None = None,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingPage:
         _check_page_size(max_count)
-        cursors = {} if cursor is None else _decode_cursor(cursor)
+        cursors = {} if cursor is None else decode_cursor(cursor)
+        scan = self._scan(on_compared)
         lists = [
-            self._listed(name, query, max_count + 1, cursors.get(name)) for name in self.context.routes.master_names()
+            self._listed(name, query, max_count + 1, cursors.get(name), scan)
+            for name in self.context.routes.master_names()
         ]
         in_order = heapq.merge(*lists, key=lambda listed: listed.message.deliver_ms)
         page = list(islice(in_order, max_count))
         has_more = next(in_order, None) is not None
         cursors |= {listed.broker_name: listed.cursor for listed in page}
-        return PendingPage(tuple(listed.message for listed in page), _encode_cursor(cursors) if has_more else None)
+        return PendingPage(tuple(listed.message for listed in page), encode_cursor(cursors) if has_more else None)
+
+    def _scan(self, on_compared: Callable[[int], None] | None) -> _SteppedQuery:
+        return _SteppedQuery(self.context.clock, self.context.settings.pull_timeout_ms, on_compared)
 
     def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
         """Return positions of a `LocalServer`, which runs on this machine."""
@@ -213,20 +260,28 @@ class OurServer(DelayedMessages):
         )
         return self._query(name, RequestCode.GET_PENDING_POSITIONS, header, "list pending messages", query).body
 
-    def _listed(self, broker_name: str, query: PendingQuery, count: int, cursor: str | None) -> Iterator[_Listed]:
+    def _listed(
+        self, broker_name: str, query: PendingQuery, count: int, cursor: str | None, scan: _SteppedQuery
+    ) -> Iterator[_Listed]:
         """Yield the messages of one server, in order; request the next page when it is needed."""
-        has_more = True
-        while has_more:
+        operation = "list pending messages"
+        while True:
             header = GetPendingMessagesRequestHeader(
-                **self._conditions(query), max_count=min(count, _MAX_PAGE), cursor=cursor, broker_name=broker_name
+                **self._conditions(query),
+                max_count=min(count, _MAX_PAGE),
+                cursor=cursor,
+                max_records=_STEP,
+                broker_name=broker_name,
             )
-            code = RequestCode.GET_PENDING_MESSAGES
-            response = self._query(broker_name, code, header, "list pending messages", query)
+            response = self._query(broker_name, RequestCode.GET_PENDING_MESSAGES, header, operation, query)
             page = PendingMessagesData.decode(response.body)
             for data in page.messages:
                 cursor = data.cursor
                 yield _Listed(broker_name, self._message(data), cursor)
-            has_more = page.has_more and bool(page.messages)
+            if not page.has_more or (page.cursor is None and not page.messages):
+                return
+            cursor = page.cursor or cursor
+            scan.step_done(operation)
 
     def _message(self, data: PendingMessageData) -> PendingMessage:
         return PendingMessage(
@@ -243,16 +298,40 @@ class OurServer(DelayedMessages):
             handle=data.handle,
         )
 
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+    def count_pending(
+        self,
+        query: PendingQuery,
+        bucket_ms: int = 60_000,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingCounts:
         buckets: Counter[int] = Counter()
+        scan = self._scan(on_compared)
         for name in self.context.routes.master_names():
-            header = CountPendingMessagesRequestHeader(
-                **self._conditions(query), bucket_millis=bucket_ms, broker_name=name
-            )
-            code = RequestCode.COUNT_PENDING_MESSAGES
-            response = self._query(name, code, header, "count pending messages", query)
-            buckets.update(PendingCountsData.decode(response.body).buckets)
+            for data in self._counted(name, query, bucket_ms, scan):
+                buckets.update(data.buckets)
         return PendingCounts(buckets.total(), dict(sorted(buckets.items())))
+
+    def _counted(
+        self, broker_name: str, query: PendingQuery, bucket_ms: int, scan: _SteppedQuery
+    ) -> Iterator[PendingCountsData]:
+        """Yield the counts of one server, step by step."""
+        operation, cursor = "count pending messages", None
+        while True:
+            header = CountPendingMessagesRequestHeader(
+                **self._conditions(query),
+                bucket_millis=bucket_ms,
+                cursor=cursor,
+                max_records=_STEP,
+                broker_name=broker_name,
+            )
+            response = self._query(broker_name, RequestCode.COUNT_PENDING_MESSAGES, header, operation, query)
+            data = PendingCountsData.decode(response.body)
+            yield data
+            cursor = data.cursor
+            if cursor is None:
+                return
+            scan.step_done(operation)
 
     def _conditions(self, query: PendingQuery) -> _Conditions:
         return {
@@ -270,7 +349,7 @@ class OurServer(DelayedMessages):
     def _query(
         self, broker_name: str, code: int, header: CommandHeader, operation: str, query: PendingQuery
     ) -> RemotingCommand:
-        """Send a query. Without a key the server may have to read all its pending messages, which takes seconds."""
+        """Send a query. Without a key an older server may read all its pending messages, which takes seconds."""
         timeout_ms = self.context.settings.pull_timeout_ms if query.key is None else None
         return self._call(broker_name, code, header, operation, timeout_ms)
 
@@ -295,52 +374,11 @@ def _error(response: RemotingCommand, operation: str, address: str) -> MQTemplat
     return problem
 
 
-def _encode_cursor(cursors: dict[str, str]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(cursors).encode()).decode()
-
-
-def _decode_cursor(text: str) -> dict[str, str]:
-    """Return the cursor on each server.
-
-    Raises:
-        MessageError: *text* is not a cursor.
-    """
-    try:
-        cursors = json.loads(base64.urlsafe_b64decode(text.encode()))
-    except (ValueError, RecursionError):  # includes the errors of Base64 and JSON
-        cursors = None
-    if not isinstance(cursors, dict) or not all(isinstance(cursor, str) for cursor in cursors.values()):
-        raise _wrong_cursor(text)
-    return cursors
-
-
 # --- brokers of RocketMQ ----------------------------------------------------------------------------
 
 
 _SEND_TIMEOUT_MS = 3_000
 _NOT_SENT_AGAIN = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageState:
-    """State of one message.
-
-    Attributes:
-        status: Result of a change if no timer of the message is pending.
-        pending: Its pending timers with their records. There are two if a client stopped during a reschedule.
-        handles: Handles of the pending timers. A message that is not in the index may have one without a record.
-        deleted: Its timers that were recalled.
-    """
-
-    status: ScheduleChangeStatus
-    pending: dict[TimerId, MessageExt] = field(default_factory=dict)
-    handles: tuple[RecallHandle, ...] = ()
-    deleted: frozenset[TimerId] = frozenset()
-
-    @property
-    def newest(self) -> MessageExt | None:
-        """The record of the pending timer that was stored last."""
-        return max(self.pending.values(), key=lambda record: record.store_timestamp, default=None)
 
 
 class RocketMQCluster(DelayedMessages):
@@ -364,26 +402,45 @@ class RocketMQCluster(DelayedMessages):
 
     # --- queries -------------------------------------------------------------------------------
 
-    def pending(self, query: PendingQuery, max_count: int = 100, cursor: str | None = None) -> PendingPage:
+    def pending(
+        self,
+        query: PendingQuery,
+        max_count: int = 100,
+        cursor: str | None = None,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingPage:
         """See `DelayedMessages.pending`. Each page reads all pending messages."""
         _check_page_size(max_count)
-        after = _parse_cursor(cursor)
-        rows = ((_position(timer), message) for timer, message in self._rows(query))
+        after = parse_cursor(cursor)
+        rows = ((position_of(timer), message) for timer, message in self._rows(query, on_compared))
         found = heapq.nsmallest(max_count + 1, (row for row in rows if row[0] > after), key=lambda row: row[0])
         cursor = "/".join(map(str, found[max_count - 1][0])) if len(found) > max_count else None
         return PendingPage(tuple(message for _, message in found[:max_count]), cursor)
 
-    def count_pending(self, query: PendingQuery, bucket_ms: int = 60_000) -> PendingCounts:
+    def count_pending(
+        self,
+        query: PendingQuery,
+        bucket_ms: int = 60_000,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingCounts:
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
-        counts = Counter(timer.slot_ms // bucket_ms * bucket_ms for timer, _ in self._rows(query))
+        counts = Counter(timer.slot_ms // bucket_ms * bucket_ms for timer, _ in self._rows(query, on_compared))
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 
     def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
         raise UnsupportedError("a RocketMQ cluster does not say where its pending messages are; request pages of them")
 
-    def _rows(self, query: PendingQuery) -> Iterator[tuple[TimerId, PendingMessage]]:
-        return (row for row in self._backlog.pending(query) if not self._recalls.is_recent(row[0]))
+    def _rows(
+        self, query: PendingQuery, on_compared: Callable[[int], None] | None
+    ) -> Iterator[tuple[TimerId, PendingMessage]]:
+        for row in self._backlog.pending(query):
+            if on_compared is not None:
+                on_compared(1)
+            if not self._recalls.is_recent(row[0]):
+                yield row
 
     # --- state of messages -----------------------------------------------------------------------
 
@@ -537,18 +594,3 @@ class RocketMQCluster(DelayedMessages):
 
 def _is_for(record: MessageExt, wire_topic: str | None) -> bool:
     return wire_topic is None or record.properties.get(Property.REAL_TOPIC) == wire_topic
-
-
-def _position(timer: TimerId) -> tuple[int, str, str]:
-    """Return the position of a message in the order of the pages; a cursor is the last one of a page."""
-    return timer.slot_ms, timer.broker_name, timer.msg_id
-
-
-def _parse_cursor(cursor: str | None) -> tuple[int, str, str]:
-    if cursor is None:
-        return 0, "", ""
-    due_ms, *names = cursor.split("/", 2)
-    due = parse_number(due_ms)
-    if due is None or len(names) != 2:
-        raise _wrong_cursor(cursor)
-    return due, names[0], names[1]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, UNANSWERED, send_error
-from mqtemplate.brokers.remote.cluster.routes import TopicRoute
+from mqtemplate.brokers.remote.cluster.routes import MissingTopicError, TopicRoute
 from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
 from mqtemplate.brokers.remote.producing.send_request import (
     SendRequest,
@@ -30,7 +30,6 @@ from mqtemplate.errors import (
     MessageError,
     MQTemplateError,
     RemoteConnectError,
-    SendConnectError,
     SendError,
     SendTimeoutError,
     UnsupportedError,
@@ -186,6 +185,7 @@ _WITHOUT = {
 }
 _SHORTEST_TRY_MS = 500
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
+_REPEATED = (*UNANSWERED, MissingTopicError)  # a topic that was just created may have a route before the timeout
 
 
 class _Target(NamedTuple):
@@ -315,7 +315,7 @@ class Producer:
             try:
                 target = send.choose_target()
                 answer = self.instance.invoke(target.address, request.command(target.queue), send.limit_ms)
-            except UNANSWERED as exc:
+            except _REPEATED as exc:
                 answer = exc
             result = send.result_or_pause(answer)
             if isinstance(result, SendResult):
@@ -350,22 +350,20 @@ class Producer:
         """
         try:
             return self._find_route(topic)
-        except RemoteConnectError as exc:
-            raise SendConnectError(f"no route for {topic!r}: {exc}") from exc
+        except _REPEATED as exc:
+            raise kind_of_send_error(exc)(f"no route for {topic!r}: {exc}") from exc
 
     def _find_route(self, topic: str) -> TopicRoute:
-        """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`."""
+        """Return the route to send by; raise one of *_REPEATED* while there is none, else as `route`."""
         try:
             route = self.routes.publish_route(topic)
-        except (*_NOT_RETRIED, RemoteConnectError, DestinationError):
+        except (*_NOT_RETRIED, *_REPEATED, DestinationError):
             raise
         except BrokerError as exc:
             raise SendError(f"no route for {topic!r}: {exc}") from exc
         if not route.write_queues:
-            raise SendError(
-                f"topic {topic!r} has no queue that accepts messages: its brokers are replicas without a master, or "
-                "its permission forbids writing (mqadmin updateTopicPerm)"
-            )
+            reason = "its brokers are replicas without a master, or its permission forbids writing"
+            raise SendError(f"topic {topic!r} has no queue that accepts messages: {reason} (mqadmin updateTopicPerm)")
         return route
 
     def target(
@@ -407,7 +405,7 @@ class Producer:
         return _Target(queue, address)
 
     def route_of(self, request: SendRequest) -> TopicRoute:
-        """Return the route to send by; raise `RemoteConnectError` if no name server answers, else as `route`.
+        """Return the route to send by; raise one of *_REPEATED* while there is none, else as `route`.
 
         Its brokers have announced their capabilities if the message needs one.
         """
@@ -491,7 +489,7 @@ class _RoutedSend:
         """Choose queue and time limit of the next try. This may block while the topic has no route.
 
         Raises:
-            RemoteConnectError: No name server answers, or no route has the broker. The send may be tried again.
+            RemoteConnectError, MissingTopicError: There is no route yet, or none has the broker. It may be tried again.
             DestinationError: *queue* is not in the route. After the first try a `SendError` that says so.
             SendError, UnsupportedError: As `Producer.route` and `Producer.target`.
         """
@@ -524,7 +522,7 @@ class _RoutedSend:
         response = answer if isinstance(answer, RemotingCommand) else None
         if response is not None and target is not None and not producer.may_retry(response):
             return producer.result(self.request, target, response)
-        if isinstance(answer, BrokerError) and not isinstance(answer, UNANSWERED):
+        if isinstance(answer, BrokerError) and not isinstance(answer, _REPEATED):
             raise answer
         if self._tries is None:
             retries = self.retries if self.queue is None else 0
@@ -558,7 +556,7 @@ class _AsyncSend(_RoutedSend):
             target = self.choose_target()
             command = self.request.command(target.queue)
             self.producer.instance.invoke_async(target.address, command, self.limit_ms, self._done)
-        except RemoteConnectError as exc:
+        except _REPEATED as exc:
             self._done(exc)
         except BaseException as exc:
             self._fail(exc)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.failures import refusal_text, send_error
+from mqtemplate.brokers.remote.cluster.routes import MissingTopicError
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.delay.settings import DelayLevels
@@ -423,8 +424,9 @@ class _Failure:
 class Tries:
     """The failed tries of one send.
 
-    - A try that certainly stored nothing is repeated until the timeout: the broker could not be reached, or it answered
-      that it is busy, starts or stops. The pauses grow, so that a broker that starts is not flooded.
+    - A try that certainly stored nothing is repeated until the timeout: the topic has no route yet, the broker could
+      not be reached, or it answered that it is busy, starts or stops. The pauses grow, so that a broker that starts is
+      not flooded.
     - All other tries count. There are as many of them as RocketMQ's own client makes; a message for one queue has one.
 
     Args:
@@ -506,4 +508,4 @@ def _stored_nothing(failure: BrokerError | RemotingCommand) -> bool:
     """Return True if the broker has certainly not stored the message."""
     if isinstance(failure, RemotingCommand):
         return failure.code in _NOT_STORED
-    return isinstance(failure, RemoteConnectError) and not failure.was_sent
+    return isinstance(failure, MissingTopicError) or (isinstance(failure, RemoteConnectError) and not failure.was_sent)

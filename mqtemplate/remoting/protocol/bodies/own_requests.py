@@ -106,10 +106,13 @@ class GetPendingMessagesRequestHeader(PendingQueryRequestHeader):
     Attributes:
         max_count: Most messages of the page. The server may return fewer; the cursor tells that there are more.
         cursor: Cursor after the last message that the client has; None for the first page.
+        max_records: Most messages that the server compares for this response. A client that sends it goes on from the
+            cursor of the response. An older client does not, and gets a whole page; an older server ignores it.
     """
 
     max_count: int
     cursor: str | None = None
+    max_records: int | None = None
 
 
 class CountPendingMessagesRequestHeader(PendingQueryRequestHeader):
@@ -117,9 +120,13 @@ class CountPendingMessagesRequestHeader(PendingQueryRequestHeader):
 
     Attributes:
         bucket_millis: Length of the time spans to count by.
+        cursor: Cursor of the response before; None for the first request.
+        max_records: As for a page. Without it the response has all counts.
     """
 
     bucket_millis: Long
+    cursor: str | None = None
+    max_records: int | None = None
 
 
 class GetPendingPositionsRequestHeader(PendingQueryRequestHeader):
@@ -225,18 +232,26 @@ class PendingMessagesData(JsonBody):
     """One page of pending messages.
 
     Attributes:
-        has_more: True if there are matching messages after the last one.
+        has_more: True if there may be matching messages after the last one.
+        cursor: Where the next request starts, if that is not after the last message: a request with ``max_records``
+            ended before the page was full.
     """
 
     messages: list[PendingMessageData]
     has_more: bool = False
+    cursor: str | None = None
 
 
 class PendingCountsData(JsonBody):
-    """Numbers of pending messages; see `mqtemplate.pending.PendingCounts`."""
+    """Numbers of pending messages; see `mqtemplate.pending.PendingCounts`.
+
+    Attributes:
+        cursor: Where the next request starts: a request with ``max_records`` has counted a part. None after the last.
+    """
 
     total: int
     buckets: dict[int, int]
+    cursor: str | None = None
 
 
 class ReloadedConfig(JsonBody):

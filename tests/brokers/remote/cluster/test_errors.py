@@ -15,6 +15,8 @@ from mqtemplate.errors import (
 )
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 
+OTHER_TYPE = "TopicMessageType validate failed, the expected type is NORMAL, but actual type is DELAY"
+
 
 def response(code: int, remark: str | None = "because") -> RemotingCommand:
     return RemotingCommand(code, remark=remark)
@@ -32,7 +34,8 @@ def test_a_successful_response_is_returned() -> None:
         (ResponseCode.TOPIC_NOT_EXIST, BrokerError, "autoCreateTopicEnable=true"),
         (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, BrokerError, "autoCreateSubscriptionGroup=true"),
         (ResponseCode.NO_PERMISSION, BrokerError, "check the topic's perm, access-key and secret-key"),
-        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, UnsupportedError, "use a newer broker"),
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, UnsupportedError, "if it is an old broker, use a newer broker"),
+        (ResponseCode.REQUEST_CODE_NOT_SUPPORTED, UnsupportedError, "if it is a proxy, set rocketmq.name-server to"),
         (ResponseCode.SYSTEM_BUSY, BrokerBusyError, "overloaded; try again later"),
         (ResponseCode.FLOW_CONTROL, BrokerBusyError, "overloaded; try again later"),
         (4_711, BrokerError, "answered 4711: because"),
@@ -56,6 +59,8 @@ def test_a_response_without_a_remark_is_described_by_its_code() -> None:
     ("code", "remark", "has_timer", "error", "text"),
     [
         (ResponseCode.MESSAGE_ILLEGAL, "timer message illegal", True, DelayError, "timerMaxDelaySec"),
+        (ResponseCode.MESSAGE_ILLEGAL, OTHER_TYPE, True, MessageError, "(mqadmin updateTopic -a +message.type=MIXED)"),
+        (ResponseCode.MESSAGE_ILLEGAL, OTHER_TYPE, False, MessageError, "a topic of the type of the message"),
         (ResponseCode.MESSAGE_ILLEGAL, "too large", False, MessageError, "too large"),
         (ResponseCode.INVALID_PARAMETER, "queue", False, MessageError, "queue"),
         (ResponseCode.SYSTEM_ERROR, "timerWheelEnable is false", True, UnsupportedError, "set timerWheelEnable=true"),
@@ -71,3 +76,11 @@ def test_the_error_for_a_refused_message_depends_on_the_reason(
 
     assert type(problem) is error
     assert text in str(problem)
+
+
+def test_the_advice_for_a_refused_delay_fits_the_reason() -> None:
+    """The limit of RocketMQ's timers is not the reason of a refusal that says something else."""
+    for remark in (OTHER_TYPE, "the deliver time is 9d from now, allowed are 3d"):
+        problem = send_error(response(ResponseCode.MESSAGE_ILLEGAL, remark), "send", "a:1", has_timer=True)
+
+        assert "timerMaxDelaySec" not in str(problem)

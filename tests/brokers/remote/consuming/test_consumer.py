@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
@@ -56,6 +57,48 @@ def test_the_first_poll_returns_what_this_client_has_sent(cluster: ScriptedBroke
     member = join(broker, "orders")
 
     assert [polled.body for polled in member.poll(8)] == [b"x"]
+
+
+def test_an_empty_retry_queue_starts_at_0_without_a_request(cluster: ScriptedBroker, broker: RemoteBroker) -> None:
+    """ACL 2.0 refuses a request for the offsets of a retry topic."""
+    cluster.topic("%RETRY%billing", queues=1)
+
+    with capture_logs() as logs:
+        member = join(broker, "orders")
+
+    offsets = (RequestCode.GET_MIN_OFFSET, RequestCode.GET_MAX_OFFSET, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+    asked = [request.ext_fields["topic"] for request in cluster.seen if request.code in offsets]
+    assert asked == ["orders"]
+    assert sorted((queue.topic, member.position(queue)) for queue in member.assignment()) == [
+        ("%RETRY%billing", 0),
+        ("orders", 0),
+    ]
+    assert [log for log in logs if log["event"] == "remote.queue_start_failed"] == []
+
+
+def test_a_refused_start_of_a_queue_is_logged_once_for_each_reason(
+    cluster: ScriptedBroker, broker: RemoteBroker
+) -> None:
+    """The start is tried again every few seconds."""
+    starts: list[str] = []
+
+    def rebalance(remark: str) -> None:
+        cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.NO_PERMISSION, remark)
+        with capture_logs() as logs:
+            assert not member.rebalance()  # type: ignore[attr-defined]
+        starts.extend(log["reason"] for log in logs if log["event"] == "remote.queue_start_failed")
+
+    cluster.refuse(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.NO_PERMISSION, "no right")
+    with capture_logs() as logs:
+        member = join(broker, "orders")
+    starts += [log["reason"] for log in logs if log["event"] == "remote.queue_start_failed"]
+    for remark in ("no right", "no right", "no account", "no account"):
+        rebalance(remark)
+
+    assert [remark for reason in starts for remark in ("no right", "no account") if remark in reason] == [
+        "no right",
+        "no account",
+    ]
 
 
 def test_a_queue_is_assigned_before_its_messages_are_pulled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,17 +12,36 @@ import pytest
 
 from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
+from mqtemplate.brokers.remote.delayed import control
+from mqtemplate.clock import VirtualClock
+from mqtemplate.delay.delay_store import RecordLookup
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle
-from mqtemplate.errors import BrokerError, DelayError, MessageError, UnsupportedError
+from mqtemplate.errors import (
+    BrokerError,
+    DelayError,
+    MessageError,
+    RemoteConnectError,
+    RemoteTimeoutError,
+    UnsupportedError,
+)
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    CountPendingMessagesRequestHeader,
+    GetPendingMessagesRequestHeader,
+    PendingCountsData,
+    PendingMessagesData,
+)
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
 from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.server.processors import client as processors
 from tests.brokers.remote.clients import ANYWHERE, client, join, remote, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.server.tool import Tool
+from tests.waiting import eventually
 
 HOUR_MS = 3_600_000
 
@@ -163,6 +183,115 @@ def test_a_client_with_a_namespace_sees_and_changes_only_its_messages(tmp_path: 
         assert prod.delayed.cancel(key="4466").count == 1
         assert other.delayed.count_pending(PendingQuery(key="4466")).total == 1
         assert outside.delayed.cancel(key="4466").count == 2
+
+
+# --- scans in steps ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server compare ten messages for one request."""
+    monkeypatch.setattr(control, "_STEP", 10)
+
+
+@pytest.mark.usefixtures("steps")
+def test_other_requests_are_answered_between_the_steps_of_a_scan(tmp_path: Path) -> None:
+    """The scan reads ten records at a time, and goes on from a cursor: it holds no thread of the server meanwhile."""
+    with server() as cluster, client(cluster.address, tmp_path) as scanning, client(cluster.address, tmp_path) as other:
+        for number in range(45):
+            scanning.sends.send(delayed(f"key-{number}", HOUR_MS + number))
+        progress: list[int] = []
+        cancelled: list[int] = []
+
+        def answer_others(count: int) -> None:
+            progress.append(count)
+            cancelled.append(other.delayed.cancel(key=f"key-{44 - len(progress)}").count)
+
+        counts = scanning.delayed.count_pending(PendingQuery(tag="none"), on_compared=answer_others)
+        assert (counts.total, len(progress) >= 4, set(cancelled)) == (0, True, {1})
+
+        progress.clear()
+        page = scanning.delayed.pending(PendingQuery(tag="none"), 5, on_compared=progress.append)
+        assert (page.messages, page.cursor, len(progress) >= 3) == ((), None, True)
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_scan_in_steps_finds_what_one_scan_does(broker: RemoteBroker) -> None:
+    keys = send_to_both(broker, 60)
+    query = PendingQuery(topic="orders")
+
+    first = broker.delayed.pending(query, 25)
+    rest = broker.delayed.pending(query, 100, first.cursor)
+
+    assert [each.keys for each in first.messages + rest.messages] == keys
+    assert rest.cursor is None
+    assert broker.delayed.count_pending(query, 1_000).total == 60
+    assert len(broker.delayed.count_pending(query, 1_000).buckets) == 60
+
+
+@pytest.mark.usefixtures("steps")
+def test_a_scan_without_progress_ends_after_its_time_and_says_what_helps() -> None:
+    clock = VirtualClock()
+    scan = control._SteppedQuery(clock, 2_000, None)
+    clock.move_ms(1_999)
+    scan.step_done("count pending messages")
+    clock.move_ms(1)
+
+    text = r"not finished after 2s, in which up to 20 messages were compared; filter by time or by key"
+    with pytest.raises(RemoteTimeoutError, match=text):
+        scan.step_done("count pending messages")
+
+
+def test_an_older_client_gets_the_whole_answer_at_once() -> None:
+    """It sends no number of records, and reads no cursor."""
+    with server() as cluster, Tool(cluster.address) as tool:
+        engine = cluster.engine
+        for number in range(25):
+            engine.sends.send(delayed(f"key-{number}", HOUR_MS + number))
+        counting = CountPendingMessagesRequestHeader(topic="orders", bucket_millis=HOUR_MS)
+        listing = GetPendingMessagesRequestHeader(topic="orders", max_count=10)
+
+        counts = tool.request_ok(RequestCode.COUNT_PENDING_MESSAGES, counting)
+        page = tool.request_ok(RequestCode.GET_PENDING_MESSAGES, listing)
+
+        assert (PendingCountsData.decode(counts.body).total, b"cursor" in counts.body) == (25, False)
+        assert len(PendingMessagesData.decode(page.body).messages) == 10
+        assert set(json.loads(page.body)) == {"hasMore", "messages"}
+
+
+def test_an_older_server_answers_a_newer_client_at_once() -> None:
+    """It ignores the number of records, and its responses have no cursor, which ends the scan."""
+    assert PendingCountsData.decode(b'{"total":3,"buckets":{0:3}}').cursor is None
+    assert PendingMessagesData.decode(b'{"messages":[],"hasMore":false}').cursor is None
+
+
+def test_the_scan_of_a_client_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older client waits for one long answer, and closes its connection after its timeout."""
+    reads: list[int] = []
+    connections: list[Connection] = []
+    read, limit = RecordLookup.at, processors._limit
+
+    def seen(connection: Connection, max_records: int | None) -> object:
+        connections.append(connection)
+        return limit(connection, max_records)
+
+    monkeypatch.setattr(processors, "_limit", seen)
+    with server() as cluster, Tool(cluster.address) as tool:
+        cluster.engine.sends.send_batch([delayed("many", HOUR_MS)] * 2_000)
+
+        def read_until_gone(self: RecordLookup, physical_offset: int, size: int = 0) -> object:
+            reads.append(physical_offset)
+            if len(reads) == 300:
+                tool.close()
+                eventually(lambda: not connections[0].is_open, "the server has noticed")
+            return read(self, physical_offset, size)
+
+        monkeypatch.setattr(RecordLookup, "at", read_until_gone)
+        header = CountPendingMessagesRequestHeader(tag="none", bucket_millis=HOUR_MS)
+        with pytest.raises(RemoteConnectError):
+            tool.request(RequestCode.COUNT_PENDING_MESSAGES, header)
+    # The server has stopped, after the work that ran.
+    assert 300 <= len(reads) <= 300 + 256
 
 
 @pytest.fixture(params=["ours", "rocketmq"])

@@ -22,6 +22,7 @@ from mqtemplate.errors import (
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.own_requests import HeartbeatResponseHeader
+from mqtemplate.remoting.protocol.bodies.route import TopicList
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.results import SendResult
 from mqtemplate.template import RocketMQTemplate
@@ -127,6 +128,33 @@ def test_the_timeout_ends_the_tries(cluster: ScriptedBroker, broker: RemoteBroke
 
     with pytest.raises(SendError, match=r"tried \d+ times within 300ms: .*SYSTEM_BUSY"):
         send(broker, kind, None, 300)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_topic_without_a_route_yet_is_looked_up_until_the_timeout(
+    cluster: ScriptedBroker, broker: RemoteBroker, kind: str
+) -> None:
+    """The topic is created elsewhere after the first try."""
+
+    def list_topics(request: RemotingCommand) -> RemotingCommand:
+        cluster.topic("new")
+        return request.response(body=TopicList(topic_list=["new"]).encode())
+
+    cluster.script(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, list_topics)
+
+    result = send(broker, kind, None, 60_000, Message("new", b"x"))
+
+    assert (result.message_queue.topic, cluster.count(SEND)) == ("new", 1)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_the_error_for_a_topic_without_a_route_counts_the_tries(
+    cluster: ScriptedBroker, broker: RemoteBroker, kind: str
+) -> None:
+    with pytest.raises(SendError, match=r"to 'new': tried \d+ times within 300ms: .*'new' is not in the cluster"):
+        send(broker, kind, None, 300, Message("new", b"x"))
+
+    assert cluster.count(SEND) == 0
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -1,0 +1,335 @@
+"""The alert rules: which incident fires which alert, when it ends, and what must not fire one.
+
+``promtool`` evaluates the rules with series as the programs export them, with one value in a minute.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mqtemplate.observability import INSTRUMENTS
+from mqtemplate.observability.catalogue import exported_name
+from tests.programs import run
+
+DOCS = Path(__file__).parents[2] / "docs"
+RULES: list[dict[str, Any]] = yaml.safe_load((DOCS / "grafana" / "alerts.yml").read_text(encoding="utf-8"))["groups"][
+    0
+]["rules"]
+SEVERITIES = {rule["alert"]: rule["labels"]["severity"] for rule in RULES}
+
+DAY_S = 86_400
+USED = re.compile(r"\b((?:mqtemplate|messaging)_\w+)\b(?:\{([^}]*)\})?")
+TARGET_LABELS = {"job", "instance", "mqtemplate_worker"}
+"""Labels of Prometheus, and of an application of several processes."""
+
+BROKER = 'job="broker",instance="b"'
+WORKER = 'job="shop",instance="a",mqtemplate_worker="1"'
+GROUP = 'messaging_consumer_group_name="billing"'
+QUEUE = f'{GROUP},messaging_destination_name="orders",messaging_destination_partition_id'
+LISTENER = f'{WORKER},{GROUP},mqtemplate_listener="bill"'
+HANDLED = (
+    f'messaging_client_consumed_messages_total{{{LISTENER},messaging_destination_name="orders",'
+    'messaging_operation_name="process",messaging_system="rocketmq"}'
+)
+SENT = (
+    f'messaging_client_sent_messages_total{{{WORKER},messaging_destination_name="orders",'
+    'messaging_operation_name="send",messaging_system="rocketmq"}'
+)
+UP = f"up{{{BROKER}}}"
+CLOCK = f"mqtemplate_clock_now_seconds{{{BROKER}}}"
+BEHIND = f'mqtemplate_group_behind_seconds{{{BROKER},{GROUP},messaging_destination_name="orders"}}'
+LAG_0 = f'mqtemplate_group_lag{{{BROKER},{QUEUE}="0"}}'
+LAG_1 = f'mqtemplate_group_lag{{{BROKER},{QUEUE}="1"}}'
+OPEN = f'mqtemplate_group_dead_letters{{{BROKER},{GROUP},mqtemplate_state="open"}}'
+LATE = f"mqtemplate_lateness_delivery_seconds_bucket{{{LISTENER},le="
+UNREAD = f'mqtemplate_store_unread_deleted_total{{{BROKER},{GROUP},messaging_destination_name="orders"}}'
+SEND_ERRORS = (
+    f'mqtemplate_client_send_errors_total{{{WORKER},messaging_destination_name="orders",error_type="SendTimeoutError"}}'
+)
+FREE = f"mqtemplate_store_disk_free{{{BROKER}}}"
+LIMIT = f"mqtemplate_store_disk_limit_free{{{BROKER}}}"
+
+AT_BROKER = {"instance": "b"}
+AT_APPLICATION = {"instance": "a"}
+OF_GROUP = {"messaging_consumer_group_name": "billing"}
+OF_TOPIC = {**OF_GROUP, "messaging_destination_name": "orders"}
+OF_LISTENER = {"mqtemplate_listener": "bill"}
+QUIET = None
+
+
+def failed(next_step: str) -> str:
+    return f'mqtemplate_listener_failed_total{{{LISTENER},mqtemplate_next_step="{next_step}"}}'
+
+
+def gauge(name: str) -> str:
+    return f"mqtemplate_{name}{{{BROKER}}}"
+
+
+def flat(value: float, minutes: int) -> str:
+    """Return the same value for so many minutes."""
+    return f"{value}+0x{minutes - 1}"
+
+
+@dataclass(frozen=True)
+class Incident:
+    """What happens, and what one alert does.
+
+    Attributes:
+        series: Series -> values, one each minute from minute 0; ``_`` is none, ``stale`` the end of the series.
+        states: Minute -> labels of the alert that fires, or QUIET.
+    """
+
+    title: str
+    alert: str
+    series: dict[str, str]
+    states: dict[int, dict[str, str] | None]
+
+
+BROKER_LABELS = {"job": "broker", "instance": "b"}
+
+INCIDENTS = [
+    # --- processes
+    Incident("a broker ends and comes back", "MqtemplateProcessGone",
+             {UP: f"{flat(1, 10)} {flat(0, 10)} {flat(1, 10)}", CLOCK: f"0+60x9 stale {'_ ' * 9} 1200+60x9"},
+             {9: QUIET, 11: QUIET, 12: BROKER_LABELS, 19: BROKER_LABELS, 20: QUIET}),
+    Incident("a broker is restarted within a minute", "MqtemplateProcessGone",
+             {UP: f"{flat(1, 10)} 0 {flat(1, 10)}", CLOCK: "0+60x9 stale 660+60x9"}, {10: QUIET, 12: QUIET}),
+    Incident("a process of another program is gone", "MqtemplateProcessGone", {UP: flat(0, 20)}, {19: QUIET}),
+    Incident("all processes of a job end in order and leave the service discovery", "MqtemplateJobGone",
+             {UP: f"{flat(1, 10)} stale {'_ ' * 80}", CLOCK: "0+60x9 stale"},
+             {9: QUIET, 14: QUIET, 15: {"job": "broker"}, 60: {"job": "broker"}, 75: QUIET}),
+    Incident("a deployment takes three minutes", "MqtemplateJobGone",
+             {UP: f"{flat(1, 10)} stale _ _ {flat(1, 10)}", CLOCK: "0+60x9 stale _ _ 780+60x9"},
+             {12: QUIET, 16: QUIET}),
+    Incident("a worker is killed again and again", "MqtemplateWorkerDown",
+             {f"mqtemplate_worker_up_ratio{{{WORKER}}}": f"{flat(1, 10)} {flat(0, 5)} {flat(1, 10)}"},
+             {11: QUIET, 12: {"instance": "a", "mqtemplate_worker": "1"}, 15: QUIET}),
+    # --- backlogs
+    Incident("a listener is paused in an idle night", "MqtemplateGroupBehind",
+             {BEHIND: f"{flat(0, 10)} 0+60x20 0+0x10"}, {9: QUIET, 20: QUIET, 21: OF_TOPIC, 30: OF_TOPIC, 31: QUIET}),
+    Incident("an application is restarted", "MqtemplateGroupBehind", {BEHIND: "0 0 60 120 180 240 0 0 0 0 0 0"},
+             {5: QUIET, 11: QUIET}),
+    Incident("an idle night", "MqtemplateGroupBehind", {BEHIND: flat(0, 600)}, {599: QUIET}),
+    Incident("more is sent than consumed, until there are more workers", "MqtemplateLagGrows",
+             {LAG_0: f"{flat(0, 10)} 0+100x40 4000-200x20", LAG_1: f"{flat(0, 10)} 0+50x40 2000-100x20"},
+             {9: QUIET, 30: QUIET, 32: OF_GROUP, 45: OF_GROUP, 70: QUIET}),
+    Incident("a batch of 50,000 is consumed in ten minutes", "MqtemplateLagGrows",
+             {LAG_0: f"{flat(0, 10)} 50000-5000x10 {flat(0, 30)}"}, {11: QUIET, 20: QUIET, 30: QUIET}),
+    Incident("a listener is paused with three messages", "MqtemplateLagStands",
+             {LAG_0: f"{flat(0, 10)} {flat(3, 30)} {flat(0, 10)}", LAG_1: flat(0, 50)},
+             {19: QUIET, 24: QUIET, 25: OF_TOPIC, 39: OF_TOPIC, 40: QUIET}),
+    Incident("a group that the broker did not know does not consume", "MqtemplateLagStands",
+             {LAG_0: f"{'_ ' * 10} {flat(3, 10)}"}, {14: QUIET, 15: OF_TOPIC}),
+    Incident("the broker is restarted after 20 minutes, and the backlog is consumed", "MqtemplateLagStands",
+             {LAG_0: f"{flat(0, 10)} stale {'_ ' * 20} 500 400 200 50 {flat(0, 10)}"},
+             {31: QUIET, 34: QUIET, 37: QUIET}),
+    Incident("a busy listener always has some messages", "MqtemplateLagStands", {LAG_0: f"{'5 9 3 7 ' * 10}"},
+             {39: QUIET}),
+    Incident("an idle night", "MqtemplateLagStands", {LAG_0: flat(0, 600)}, {599: QUIET}),
+    # --- failures
+    Incident("the first dead letter of a known group", "MqtemplateDeadLetters",
+             {OPEN: f"{flat(0, 10)} {flat(1, 30)}"}, {9: QUIET, 10: OF_GROUP, 19: OF_GROUP, 21: QUIET}),
+    Incident("a group begins with its first dead letters", "MqtemplateDeadLetters",
+             {OPEN: f"{'_ ' * 10} {flat(2, 30)}"}, {9: QUIET, 10: OF_GROUP, 19: OF_GROUP, 25: QUIET}),
+    Incident("a dead letter is sent again, and fails again", "MqtemplateDeadLetters",
+             {OPEN: f"{flat(4, 20)} {flat(3, 20)} {flat(4, 20)}"}, {25: QUIET, 39: QUIET, 40: OF_GROUP, 51: QUIET}),
+    Incident("the broker with old dead letters is down for an hour", "MqtemplateDeadLetters",
+             {OPEN: f"{flat(4, 20)} stale {'_ ' * 60} {flat(4, 20)}"}, {81: QUIET, 90: QUIET}),
+    Incident("an application on a RocketMQ cluster has its first dead letter", "MqtemplateDeadLetters",
+             {failed("dead_letter"): f"{flat(0, 10)} {flat(1, 30)}"}, {9: QUIET, 11: OF_GROUP, 25: QUIET}),
+    Incident("that application is restarted", "MqtemplateDeadLetters",
+             {failed("dead_letter"): f"{flat(5, 20)} stale {flat(0, 20)}"}, {19: QUIET, 21: QUIET, 30: QUIET}),
+    Incident("a handler begins to fail, with its first messages", "MqtemplateHandlersFail",
+             {failed("redelivery"): f"{flat(0, 5)} 1+1x20 {flat(21, 20)}", failed("hanging"): flat(0, 46),
+              HANDLED: f"{'_ ' * 5} 1+1x40"}, {5: QUIET, 18: OF_LISTENER, 40: QUIET}),
+    Incident("one message of hundred fails", "MqtemplateHandlersFail",
+             {failed("redelivery"): "0+1x40", HANDLED: "0+100x40"}, {39: QUIET}),
+    Incident("a handler hangs", "MqtemplateHandlersHang",
+             {f"mqtemplate_listener_hanging{{{LISTENER}}}": f"{flat(0, 10)} {flat(1, 10)} {flat(0, 5)}"},
+             {14: QUIET, 15: {"instance": "a", **OF_LISTENER}, 20: QUIET}),
+    Incident("all sends fail from the first one on", "MqtemplateSendsFail",
+             {SEND_ERRORS: f"{'_ ' * 5} 1+1x20 {flat(21, 20)}", SENT: f"{'_ ' * 5} 1+1x40"},
+             {5: QUIET, 15: AT_APPLICATION, 40: QUIET}),
+    Incident("one send of a thousand fails", "MqtemplateSendsFail", {SEND_ERRORS: "0+1x40", SENT: "0+1000x40"},
+             {39: QUIET}),
+    # --- delays
+    Incident("deliveries are two minutes late", "MqtemplateDeliveriesLate",
+             {f'{LATE}"16.383"}}': f"0+10x9 {flat(90, 20)} 90+10x20", f'{LATE}"262.143"}}': "0+10x50",
+              f'{LATE}"+Inf"}}': "0+10x50"}, {9: QUIET, 18: OF_GROUP, 45: QUIET}),
+    Incident("the delay service falls behind", "MqtemplateDelayServiceBehind",
+             {f'mqtemplate_delay_dequeue_lag_seconds{{{BROKER},mqtemplate_service="delay.timer"}}':
+              f"{flat(0, 10)} {flat(40, 5)} {flat(0, 5)}"},
+             {11: QUIET, 12: {**AT_BROKER, "mqtemplate_service": "delay.timer"}, 15: QUIET}),
+    Incident("a delayed message cannot be released", "MqtemplateReleasesPoison",
+             {gauge("delay_poison_total"): f"{flat(0, 10)} {flat(1, 30)}"},
+             {9: QUIET, 11: {**BROKER_LABELS}, 30: QUIET}),
+    # --- disk
+    Incident("the disk cannot be written to", "MqtemplateFlushFails",
+             {gauge("store_flush_failed_ratio"): "0 0 1 1 0"}, {1: QUIET, 2: AT_BROKER, 4: QUIET}),
+    Incident("the disk is nearly full", "MqtemplateDiskFull",
+             {gauge("store_disk_used_ratio"): f"{flat(0.8, 10)} {flat(0.91, 10)} {flat(0.7, 5)}"},
+             {14: QUIET, 15: AT_BROKER, 20: QUIET}),
+    Incident("the disk fills in three hours, then it does not fill", "MqtemplateDiskFills",
+             {gauge("store_disk_full_in_seconds"): f"{'_ ' * 5} 10800-60x20 stale"},
+             {14: QUIET, 15: AT_BROKER, 27: QUIET}),
+    Incident("a burst of five minutes", "MqtemplateDiskFills",
+             {gauge("store_disk_full_in_seconds"): f"{'_ ' * 5} 3600-60x5 stale"}, {9: QUIET, 16: QUIET}),
+    Incident("the disk fills in 20 hours, then there is a larger one", "MqtemplateDiskFullInADay",
+             {FREE: "1200-1x300 9000-1x60", LIMIT: flat(0, 361)},
+             {170: QUIET, 209: QUIET, 211: BROKER_LABELS, 355: QUIET}),
+    Incident("a broker with much space was just started", "MqtemplateDiskFullInADay",
+             {FREE: "1200-10x60", LIMIT: flat(0, 61)}, {60: QUIET}),
+    Incident("the disk is full", "MqtemplateMessagesRefused",
+             {gauge("store_refusing_ratio"): "0 0 1 1 0"}, {1: QUIET, 2: AT_BROKER, 4: QUIET}),
+    Incident("files are deleted before their time", "MqtemplateMessagesDeleted",
+             {gauge("store_forcibly_deleted_total"): f"{flat(0, 10)} {flat(900, 30)}"},
+             {9: QUIET, 11: AT_BROKER, 25: QUIET}),
+    Incident("the disk is near the limit", "MqtemplateDiskNearLimit",
+             {gauge("store_disk_near_limit_ratio"): "0 0 1 1 0"}, {1: QUIET, 2: AT_BROKER, 4: QUIET}),
+    Incident("the first unread messages of a group are deleted", "MqtemplateUnreadMessagesDeleted",
+             {UNREAD: f"{'_ ' * 10} {flat(700, 30)}"}, {9: QUIET, 10: {**AT_BROKER, **OF_TOPIC}, 25: QUIET}),
+    Incident("further ones are deleted", "MqtemplateUnreadMessagesDeleted",
+             {UNREAD: f"{flat(700, 30)} {flat(900, 30)}"}, {29: QUIET, 31: {**AT_BROKER, **OF_TOPIC}, 45: QUIET}),
+    Incident("Prometheus was stopped for half an hour", "MqtemplateUnreadMessagesDeleted",
+             {UNREAD: f"{flat(700, 30)} {'_ ' * 30} {flat(700, 30)}"}, {61: QUIET, 75: QUIET}),
+    Incident("a group keeps old files for a day", "MqtemplateRetentionHeld",
+             {f"mqtemplate_store_retention_held{{{BROKER},{GROUP}}}": f"{flat(5000, 1500)} {flat(0, 10)}"},
+             {1400: QUIET, 1441: {**AT_BROKER, **OF_GROUP}, 1505: QUIET}),
+    # --- server
+    Incident("a client opens too many connections", "MqtemplateConnectionsRefused",
+             {gauge("server_refused_connections_total"): f"{flat(0, 10)} {flat(3, 30)}"},
+             {9: QUIET, 11: BROKER_LABELS, 25: QUIET}),
+    Incident("a certificate is renewed late", "MqtemplateCertificateExpires",
+             {gauge("server_certificate_expiry_seconds"): f"{14 * DAY_S + 60}-60x30 {90 * DAY_S}-60x10"},
+             {5: QUIET, 11: QUIET, 12: AT_BROKER, 31: QUIET}),
+    # --- clocks
+    Incident("the clock of a broker is set ten seconds ahead, and back", "MqtemplateClockSkew",
+             {CLOCK: "0+60x9 610+60x9 1200+60x9"}, {9: QUIET, 14: QUIET, 15: BROKER_LABELS, 20: QUIET}),
+    Incident("the clock of an idle broker is ten minutes behind", "MqtemplateClockSkew",
+             {CLOCK: "-600+60x9"}, {4: QUIET, 5: BROKER_LABELS}),
+    Incident("scrapes take two seconds", "MqtemplateClockSkew", {CLOCK: "2+60x20"}, {20: QUIET}),
+    Incident("one message shows a producer whose clock is ahead", "MqtemplateClockSkewOfMessages",
+             {gauge("clock_ahead_seconds"): f"{flat(0, 10)} 30 {flat(0, 30)}",
+              gauge("clock_behind_seconds"): flat(0, 41)},
+             {10: QUIET, 11: AT_BROKER, 27: QUIET}),
+    Incident("the clock of a consumer is behind", "MqtemplateClockSkewOfMessages",
+             {gauge("clock_ahead_seconds"): flat(0, 20), gauge("clock_behind_seconds"): flat(5, 20)}, {5: AT_BROKER}),
+    Incident("clocks differ by some milliseconds", "MqtemplateClockSkewOfMessages",
+             {gauge("clock_ahead_seconds"): flat(0.02, 20),
+              gauge("clock_behind_seconds"): flat(0.003, 20)}, {19: QUIET}),
+]  # fmt: skip
+
+ID = [f"{each.alert.removeprefix('Mqtemplate')}: {each.title}" for each in INCIDENTS]
+
+
+# --- with promtool ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is missing; on Debian: apt-get install prometheus")
+    return found
+
+
+@pytest.mark.parametrize("incident", INCIDENTS, ids=ID)
+def test_an_incident_fires_its_alert_and_nothing_else_does(promtool: str, incident: Incident, tmp_path: Path) -> None:
+    # Without annotations, which would have to be repeated here.
+    rule = {key: value for key, value in _rule(incident.alert).items() if key != "annotations"}
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "one", "rules": [rule]}]}))
+    severity = {"severity": SEVERITIES[incident.alert]}
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in incident.series.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": f"{minute}m",
+                "alertname": incident.alert,
+                "exp_alerts": [] if labels is None else [{"exp_labels": labels | severity}],
+            }
+            for minute, labels in incident.states.items()
+        ],
+    }
+    (tmp_path / "test.yml").write_text(
+        yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [case]})
+    )
+
+    done = run([promtool, "test", "rules", "test.yml"], tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_takes_the_rules_with_their_annotations(promtool: str, tmp_path: Path) -> None:
+    done = run([promtool, "check", "rules", str(DOCS / "grafana" / "alerts.yml")], tmp_path)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# --- without it ---------------------------------------------------------------------------------
+
+
+def _rule(alert: str) -> dict[str, Any]:
+    [rule] = [each for each in RULES if each["alert"] == alert]
+    return rule
+
+
+def _exported_labels() -> dict[str, set[str]]:
+    """Return series -> labels, from the catalogue and the documented labels of each metric."""
+    page = (DOCS / "metrics.md").read_text(encoding="utf-8")
+    documented = dict(re.findall(r"^\| `([\w.]+)` \| `[\w.]+` \| \w+ \| ([^|]*)\|", page, re.MULTILINE))
+    names = re.findall(r"^\| `(\w+)` \| `[\w.]+` \| [^|]*\|$", page, re.MULTILINE)
+    found = {}
+    for instrument in INSTRUMENTS:
+        words = set(re.findall(r"\w+", documented[instrument.source])) & {*names, "broker", "level"}
+        labels = {exported_name(word) for word in words} | set(instrument.attributes or {}) | {"le"}
+        for name in instrument.prometheus_names:
+            found[name] = {label.replace(".", "_") for label in labels if label != "le" or name.endswith("_bucket")}
+    return found
+
+
+def test_expressions_use_metrics_and_labels_that_exist() -> None:
+    exported = _exported_labels()
+    for rule in RULES:
+        without_grouping = re.sub(r"\b(?:by|on) \([^)]*\)", "", rule["expr"])
+        used = USED.findall(without_grouping)
+        assert used, rule["alert"]
+        for name, labels in used:
+            assert name in exported, f"{rule['alert']} uses {name}, which is not in the catalogue"
+            matched = set(re.findall(r"(\w+)(?==|!=|=~|!~)", labels))
+            assert matched <= exported[name], f"{rule['alert']}: {name} has no label {matched - exported[name]}"
+        kept = {name for names in re.findall(r"\bby \(([^)]*)\)", rule["expr"]) for name in names.split(", ")}
+        known = TARGET_LABELS.union(*(exported[name] for name, _ in used))
+        assert kept <= known, f"{rule['alert']} groups by {kept - known}"
+
+
+def test_series_of_the_incidents_are_those_that_the_programs_export() -> None:
+    exported = _exported_labels() | {"up": set()}
+    for incident in INCIDENTS:
+        for series in incident.series:
+            name, _, labels = series.partition("{")
+            given = set(re.findall(r'(\w+)="', labels))
+            # A lag has these on a cluster, and if its listener reads from another broker.
+            optional = {"mqtemplate_broker", "mqtemplate_listener"} if name == "mqtemplate_group_lag" else set()
+            assert given - exported[name] - TARGET_LABELS == set(), f"not exported: {series}"
+            assert exported[name] - given - optional == set(), f"missing: {series}"
+
+
+def test_each_alert_has_an_incident_that_fires_it_and_one_that_ends() -> None:
+    fired = {each.alert for each in INCIDENTS if any(each.states.values())}
+    ended = {each.alert for each in INCIDENTS if any(each.states.values()) and each.states[max(each.states)] is QUIET}
+
+    assert fired == ended == set(SEVERITIES)
+
+
+def test_each_alert_is_documented() -> None:
+    page = (DOCS / "observability.md").read_text(encoding="utf-8")
+
+    assert [alert for alert in SEVERITIES if f"`{alert}`" not in page] == []
