@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import re
 import sys
-from datetime import date, datetime, timedelta
-from datetime import time as clock_time
+from datetime import datetime
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ import typer
 from mqtemplate.cli.output import print_line
 from mqtemplate.converters.readable import body_text, pretty_body, time_text
 from mqtemplate.durations import duration_ms, is_duration_text
+from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageExt
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def future_time(text: str | None, now_ms: int, option: str, *, is_end: bool = Fa
 
 
 def _time(text: str, now_ms: int, sign: int, option: str, is_end: bool) -> int:
-    from mqtemplate.operations.bulk import parse_time
+    from mqtemplate.operations.bulk import named_time, parse_time
 
     if is_duration_text(text):
         return now_ms + sign * duration_ms(text)
@@ -131,59 +130,6 @@ def zoned_text(time_ms: int) -> str:
     return f"{moment.isoformat(' ', 'seconds')} ({moment.tzname()})"
 
 
-_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
-_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
-_EVENING, _MORNING = clock_time(18), clock_time(6)
-
-
-def named_time(text: str, now_ms: int, sign: int, *, is_end: bool = False) -> int | None:
-    """Return a local time (epoch ms) by name: ``tonight``, ``20:00``, ``mon 09:00``; None for another text.
-
-    Args:
-        sign: -1 for the last such time before now, 1 for the next one.
-        is_end: A day without a time of day stands for its end, not its start. ``tonight`` is from 18:00 to 06:00.
-    """
-    words = text.lower().split()
-    match = _CLOCK.fullmatch(words[-1]) if words else None
-    at = None if match is None else clock_time(int(match[1]), int(match[2]))
-    names = words if at is None else words[:-1]
-    if len(names) > 1 or not words:
-        return None
-    now = datetime.fromtimestamp(now_ms / 1_000).astimezone().replace(tzinfo=None)
-    if not names:
-        found = _nearest(now, now.date(), at or clock_time(), sign, 1)
-    elif names[0] == "tonight":
-        found = _tonight(now, at, is_end=is_end)
-    elif names[0] in _DAYS:
-        found = datetime.combine(now.date() + timedelta(_DAYS[names[0]] + (is_end and at is None)), at or clock_time())
-    else:
-        weekday = next((number for number, day in enumerate(_WEEKDAYS) if names[0] in (day, day[:3])), None)
-        if weekday is None:
-            return None
-        ahead = sign * (sign * (weekday - now.weekday()) % 7)
-        day = now.date() + timedelta(ahead)
-        if at is None:
-            found = datetime.combine(day + timedelta(is_end), clock_time())
-        else:
-            found = _nearest(now, day, at, sign, 7)
-    return round(found.astimezone().timestamp() * 1_000)
-
-
-def _nearest(now: datetime, day: date, at: clock_time, sign: int, period: int) -> datetime:
-    """Return a time of a day, or of the day some days later or earlier, so that it is after or before now."""
-    found = datetime.combine(day, at)
-    is_wrong = found <= now if sign > 0 else found > now
-    return datetime.combine(day + timedelta(sign * period), at) if is_wrong else found
-
-
-def _tonight(now: datetime, at: clock_time | None, *, is_end: bool) -> datetime:
-    """Return the start or the end of the night: the present one before six o'clock, else the next one."""
-    evening = now.date() - timedelta(now.time() < _MORNING)
-    at = at or (_MORNING if is_end else _EVENING)
-    return datetime.combine(evening + timedelta(at < clock_time(12)), at)
-
-
 def duration(text: str, option: str) -> int:
     """Return the duration of an option in milliseconds. It may be negative.
 
@@ -201,6 +147,20 @@ def duration(text: str, option: str) -> int:
             f"it must be a duration with units, such as 90s, 2h or '1h 30m', got {text!r}", param_hint=option
         )
     return span_ms
+
+
+def property_option(text: str | None) -> tuple[str, str] | None:
+    """Return name and value of the option ``--property``; None without one.
+
+    Raises:
+        typer.BadParameter: It has another form.
+    """
+    from mqtemplate.operations.bulk import parse_property
+
+    try:
+        return parse_property(text)
+    except MessageError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--property") from exc
 
 
 def named_values(texts: list[str], option: str) -> dict[str, str]:

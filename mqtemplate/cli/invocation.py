@@ -248,6 +248,44 @@ _COMMON: dict[str, tuple[Any, object]] = {
 _LIST: dict[str, tuple[Any, object]] = {**_COMMON, "sort": (Annotated[str | None, _SORT], None)}
 
 
+# --- the token of an application ----------------------------------------------------------------
+
+_MAX_TOKEN = 4_096
+TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
+
+
+def refuse_token(option: typer.CallbackParam, value: str | None) -> None:
+    """Refuse a token among the arguments, as earlier versions had it."""
+    if value is not None:
+        raise typer.BadParameter(
+            f"all users of this machine see the arguments of its processes: give {option.opts[0]}-file FILE, or set "
+            "MQTEMPLATE_MANAGEMENT_TOKEN"
+        )
+
+
+def token_of(call: CommandCall, file: Path | None) -> str | None:
+    """Return the token of a file, or of the configuration; None without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    if file is None:
+        token = call.settings().mqtemplate.management.token
+        return None if token is None else token.get_secret_value()
+    try:
+        text = sys.stdin.read(_MAX_TOKEN) if str(file) == "-" else _text_of(file)
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(f"the token cannot be read from {file}: {exc}") from exc
+    if not text.strip():
+        raise ConfigurationError(f"{file} contains no token; write the value of mqtemplate.management.token into it")
+    return text.strip()
+
+
+def _text_of(file: Path) -> str:
+    with file.open(encoding="utf-8") as opened:
+        return opened.read(_MAX_TOKEN)
+
+
 # --- the program --------------------------------------------------------------------------------
 
 # Plain help: with rich each call for help would take another tenth of a second.
@@ -358,8 +396,10 @@ def group_names(context: typer.Context, incomplete: str) -> list[str]:
 
 def _completed(context: typer.Context, incomplete: str, read: Callable[[BrokerAccess], Sequence[str]]) -> list[str]:
     def names() -> Sequence[str]:
-        given = {name: context.params.get(name) for name in ("name_server", "config", "profile")}
-        call = CommandCall(**{**given, "profile": given["profile"] or ()})
+        given = context.params
+        call = CommandCall(
+            name_server=given.get("name_server"), config=given.get("config"), profile=given.get("profile") or ()
+        )
         with call.access() as access:
             return read(access)
 

@@ -218,7 +218,9 @@ def _sorted(records: Sequence[Record], columns: Columns, sort: str) -> list[Reco
         titles = ", ".join(title.lower() for title in columns if title)
         raise BadParameter(f"there is no column {name!r}; there is: {titles}", param_hint="--sort")
     key: Column = column.key if isinstance(column, Shown) else column
-    full = [(value, each) for each in records if (value := _cell(each, key)) not in (None, "")]
+    full: list[tuple[Any, Record]] = [
+        (value, each) for each in records if (value := _cell(each, key)) not in (None, "")
+    ]
     is_number = all(isinstance(value, int | float) for value, _ in full)
     full.sort(key=lambda pair: pair[0] if is_number else str(pair[0]), reverse=sort.startswith("-"))
     return [*(each for _, each in full), *(each for each in records if _cell(each, key) in (None, ""))]

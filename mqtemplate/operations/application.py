@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from mqtemplate.broker import OffsetChange
 from mqtemplate.durations import option_ms
@@ -94,6 +95,40 @@ def listeners_named(listeners: Iterable[Mapping[str, Any]], name: str) -> list[M
     if not found:
         raise UnknownNameError(f"there is no listener {name!r}; there is: {', '.join(known) or 'none'}")
     return found
+
+
+def listeners_of_group(listeners: Iterable[Mapping[str, Any]], group: str) -> list[Mapping[str, Any]]:
+    """Return the listeners of a group.
+
+    Args:
+        listeners: Documents of the actuator.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    known = list(listeners)
+    found = [each for each in known if each["group"] == group]
+    if not found:
+        groups = ", ".join(sorted({str(each["group"]) for each in known})) or "none"
+        raise UnknownNameError(f"the application has no listener of group {group!r}; its groups are: {groups}")
+    return found
+
+
+def change_each(
+    post: Callable[[str, dict[str, Any]], Any], listeners: Iterable[str], change: Mapping[str, Any]
+) -> tuple[list[Any], MQTemplateError | None]:
+    """Change several listeners. Return their documents after it, and the first failure: the others are changed.
+
+    Args:
+        post: Sends a change to a path of the actuator.
+    """
+    records, failed = [], None
+    for each in listeners:
+        try:
+            records.append(post(f"listeners/{quote(each, safe='')}", dict(change)))
+        except MQTemplateError as exc:
+            failed = failed or exc
+    return records, failed
 
 
 def _action_of(change: Mapping[str, Any], actions: Mapping[str, Sequence[str]]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
@@ -12,25 +10,16 @@ import typer
 from typer.main import get_command
 
 from mqtemplate.cli.commands import topics as _commands  # noqa: F401 - it adds its commands to the program
-from mqtemplate.cli.formats import named_time, past_time
+from mqtemplate.cli.formats import past_time
 from mqtemplate.cli.invocation import TOP, completed
-from mqtemplate.cli.output import Output, Shown
+from mqtemplate.cli.output import Columns, Output, Shown
 from mqtemplate.errors import UnknownNameError
 from mqtemplate.operations.application import listeners_named
+from mqtemplate.operations.bulk import named_time
 from tests.cli.running import CommandLine
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.feature("14.5")
-
-
-@pytest.fixture
-def thursday(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Thursday at noon in Berlin, as epoch ms."""
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    yield round(datetime(2026, 1, 29, 12).astimezone().timestamp() * 1_000)
-    monkeypatch.undo()
-    time.tzset()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +67,7 @@ def test_a_day_stands_for_its_end_where_an_end_is_asked_for(thursday: int, capsy
 
 
 ROWS = [{"name": "a", "lag": 9, "at": None}, {"name": "b", "lag": 10, "at": 3}, {"name": "c", "lag": 2, "at": 12}]
-COLUMNS = {"NAME": "name", "LAG": "lag", "AT": Shown("at", lambda value: f"{value} ms")}
+COLUMNS: Columns = {"NAME": "name", "LAG": "lag", "AT": Shown("at", lambda value: f"{value} ms")}
 
 
 @pytest.mark.parametrize(

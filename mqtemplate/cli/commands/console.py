@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,14 +10,25 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from mqtemplate.cli.formats import named_time, preview_lines, record_of, zoned_text
-from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, command, command_group, completed
+from mqtemplate.cli.formats import preview_lines, record_of, zoned_text
+from mqtemplate.cli.invocation import (
+    TOKEN_FILE_HELP,
+    TOP,
+    CommandCall,
+    Confirmation,
+    command,
+    command_group,
+    completed,
+    refuse_token,
+    token_of,
+)
 from mqtemplate.cli.output import Columns
 from mqtemplate.clock import SystemClock
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.converters.readable import time_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
-from mqtemplate.operations.application import listeners_named
+from mqtemplate.operations.application import change_each, listeners_named, listeners_of_group
+from mqtemplate.operations.bulk import named_time
 
 if TYPE_CHECKING:
     from mqtemplate.operations.audit import LoggedChange
@@ -26,19 +36,6 @@ if TYPE_CHECKING:
     from mqtemplate.operations.why_late import ListenerReport
 
 
-TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
-
-
-def refuse_token(option: typer.CallbackParam, value: str | None) -> None:
-    """Refuse a token among the arguments, as earlier versions had it."""
-    if value is not None:
-        raise typer.BadParameter(
-            f"all users of this machine see the arguments of its processes: give {option.opts[0]}-file FILE, or set "
-            "MQTEMPLATE_MANAGEMENT_TOKEN"
-        )
-
-
-_MAX_TOKEN = 4_096
 _COLUMNS: Columns = {
     "LISTENER": "id",
     "GROUP": "group",
@@ -103,11 +100,14 @@ def _listener_names(context: typer.Context, incomplete: str) -> list[str]:
     return completed(incomplete, names)
 
 
-Listener = Annotated[
-    str,
-    typer.Argument(
-        metavar="LISTENER", autocompletion=_listener_names, help="id of the listener, the end of one, or a group"
-    ),
+_LISTENER_HELP = "id of the listener, the end of one, or a group"
+Listener = Annotated[str, typer.Argument(metavar="LISTENER", autocompletion=_listener_names, help=_LISTENER_HELP)]
+OneListener = Annotated[
+    str | None, typer.Argument(metavar="[LISTENER]", autocompletion=_listener_names, help=_LISTENER_HELP)
+]
+ListenerGroup = Annotated[
+    str | None,
+    typer.Option("--group", metavar="GROUP", help="all listeners of this group, in all processes of the application"),
 ]
 
 
@@ -170,16 +170,26 @@ def ls(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
-@command(_LISTENERS, "pause", "listeners pause bill", without=("name_server",))
-def pause(call: CommandCall, listener: Listener, actuator: ActuatorOptions = ActuatorOptions()) -> None:
+@command(_LISTENERS, "pause", "listeners pause bill", "listeners pause --group billing", without=("name_server",))
+def pause(
+    call: CommandCall,
+    listener: OneListener = None,
+    group: ListenerGroup = None,
+    actuator: ActuatorOptions = ActuatorOptions(),
+) -> None:
     """Pause a listener, or all of a group, in all processes: handlers finish, no further one starts, queues stay."""
-    _change(call, listener, {"action": "pause"}, actuator)
+    _change(call, listener, {"action": "pause"}, actuator, group)
 
 
-@command(_LISTENERS, "resume", "listeners resume shop.app.bill", without=("name_server",))
-def resume(call: CommandCall, listener: Listener, actuator: ActuatorOptions = ActuatorOptions()) -> None:
-    """Resume a paused listener, or all of a group."""
-    _change(call, listener, {"action": "resume"}, actuator)
+@command(_LISTENERS, "resume", "listeners resume bill", "listeners resume --group billing", without=("name_server",))
+def resume(
+    call: CommandCall,
+    listener: OneListener = None,
+    group: ListenerGroup = None,
+    actuator: ActuatorOptions = ActuatorOptions(),
+) -> None:
+    """Resume a paused listener, or all of a group, in all processes."""
+    _change(call, listener, {"action": "resume"}, actuator, group)
 
 
 @command(_LISTENERS, "concurrency", "listeners concurrency shop.app.bill 4", without=("name_server",))
@@ -260,6 +270,7 @@ def _seek(
     if record["change"] is not None:
         hint = f"mqtemplate undo {record['change']} --url {client.address}"
         call.output.note(f"this is change {record['change']} of the application; undo it with: {hint}")
+    call.output.document(record)
     _print_listener(call, record, change)
 
 
@@ -267,43 +278,43 @@ def _show_offsets(call: CommandCall, preview: ChangePreview) -> None:
     call.output.table(preview.document()["offsets"], _OFFSET_COLUMNS, "all offsets are there already")
 
 
-def _change(call: CommandCall, listener: str, change: dict[str, Any], actuator: ActuatorOptions) -> None:
+def _change(
+    call: CommandCall,
+    listener: str | None,
+    change: dict[str, Any],
+    actuator: ActuatorOptions,
+    group: str | None = None,
+) -> None:
+    """Change a listener, or those of a group, in all processes of the application, and print them.
+
+    Raises:
+        BrokerError: One was not changed in all processes; the others were.
+    """
+    if (listener is None) == (group is None):
+        raise typer.BadParameter("give a listener, or --group", param_hint="LISTENER")
     client = actuator.client(call)
-    for each in listeners_named(client.get("listeners")["listeners"], listener):
-        _print_listener(call, client.post(f"listeners/{quote(each['id'], safe='')}", change), change)
+    known = client.get("listeners")["listeners"]
+    found = listeners_of_group(known, group) if listener is None and group else listeners_named(known, listener or "")
+    records, failed = change_each(client.post, [each["id"] for each in found], change)
+    call.output.document(records[0] if group is None and len(records) == 1 else records)
+    for each in records:
+        _print_listener(call, each, change)
+    if group is not None:
+        call.output.note(
+            f"reached: all processes of the application at {client.address}; members of group {group} in other "
+            f"applications go on, see them with: mqtemplate groups {group}"
+        )
+    if failed is not None:
+        raise failed
 
 
 def _print_listener(call: CommandCall, record: dict[str, Any], change: dict[str, Any]) -> None:
-    call.output.document(record)
     threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
     workers = [each["worker"] for each in record.get("workers", ())]
     where = f" in {'workers' if len(workers) > 1 else 'worker'} {', '.join(workers)}" if workers else ""
     call.output.line(
         f"{record['id']} is {record['state']}{where}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
     )
-
-
-def token_of(call: CommandCall, file: Path | None) -> str | None:
-    """Return the token of a file, or of the configuration; None without one.
-
-    Raises:
-        ConfigurationError: The file cannot be read.
-    """
-    if file is None:
-        token = call.settings().mqtemplate.management.token
-        return None if token is None else token.get_secret_value()
-    try:
-        text = sys.stdin.read(_MAX_TOKEN) if str(file) == "-" else _text_of(file)
-    except (OSError, ValueError) as exc:
-        raise ConfigurationError(f"the token cannot be read from {file}: {exc}") from exc
-    if not text.strip():
-        raise ConfigurationError(f"{file} contains no token; write the value of mqtemplate.management.token into it")
-    return text.strip()
-
-
-def _text_of(file: Path) -> str:
-    with file.open(encoding="utf-8") as opened:
-        return opened.read(_MAX_TOKEN)
 
 
 def _state(record: Any) -> str:

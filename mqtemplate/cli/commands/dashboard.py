@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqtemplate.cli.commands.console import TOKEN_FILE_HELP, refuse_token, token_of
-from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
+from mqtemplate.cli.invocation import TOKEN_FILE_HELP, TOP, CommandCall, cluster_of, command, refuse_token, token_of
 from mqtemplate.cli.output import print_line
 from mqtemplate.clock import SystemClock
 from mqtemplate.console.client import ActuatorClient

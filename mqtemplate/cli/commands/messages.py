@@ -222,7 +222,10 @@ def _print_message(call: CommandCall, message: MessageExt) -> None:
 def messages(
     call: CommandCall,
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", autocompletion=topic_names)] = None,
-    msg_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="show one message; both ids work")] = None,
+    msg_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="show one message: both ids work, and the beginning of one"),
+    ] = None,
     key: Key = None,
     tags: Tags = None,
     sql: Sql = None,
@@ -239,7 +242,7 @@ def messages(
     with call.access() as access:
         search = MessageSearch(access)
         if msg_id is not None:
-            call.output.fields(message_fields(search.by_id(msg_id, topic)), _FIELDS)
+            call.output.fields(message_fields(_by_id(access, msg_id, topic)), _FIELDS)
             return
         now_ms = access.broker.clock.now_ms()
         begin_ms, end_ms = past_time(start, now_ms, "--from") or 0, past_time(end, now_ms, "--to", is_end=True)
@@ -251,6 +254,25 @@ def messages(
     if not found and not call.as_json:
         raise UnknownNameError(f"topic {topic!r} has no such message")
     call.output.table([message_fields(each) for each in found], _MESSAGE_COLUMNS, "no messages")
+
+
+def _by_id(access: BrokerAccess, msg_id: str, topic: str | None) -> MessageExt:
+    """Return the message with an id, or the only one whose id begins so.
+
+    Raises:
+        UnknownNameError: There is none, or several ids begin so.
+    """
+    from mqtemplate.errors import UnknownNameError
+    from mqtemplate.operations import MessageSearch
+    from mqtemplate.operations.search import messages_beginning
+
+    try:
+        return MessageSearch(access).by_id(msg_id, topic)
+    except UnknownNameError:
+        found = [each for each in messages_beginning(access, msg_id, topic) if each.deliver_ms is None]
+        if not found:
+            raise
+        return MessageSearch(access).by_id(found[0].msg_id, found[0].topic)
 
 
 def _selector(tags: str | None, sql: str | None) -> Selector | None:

@@ -18,7 +18,7 @@ from mqtemplate.cli.invocation import (
     group_names,
     topic_names,
 )
-from mqtemplate.cli.output import Columns
+from mqtemplate.cli.output import Columns, Shown
 from mqtemplate.converters.readable import span_text, time_text
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _GROUP_COLUMNS: Columns = {
     "GROUP": "name",
     "MEMBERS": lambda record: len(record["members"]),
     "LAG": "lag",
-    "BEHIND": lambda record: span_text(record["behind_ms"]) if record["behind_ms"] else "",
+    "BEHIND": Shown("behind_ms", lambda value: span_text(value) if value else ""),
     "MODEL": "message_model",
     "TOPICS": lambda record: ", ".join(record["topics"]),
 }
