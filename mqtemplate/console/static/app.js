@@ -12,7 +12,6 @@ async function loadParts(root) {
     const response = await fetch(address, { headers: { Accept: "text/html" } });
     if (response.ok) {
       part.innerHTML = await response.text();
-      showTimes(part);
       await loadParts(part);
     } else {
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
@@ -20,6 +19,7 @@ async function loadParts(root) {
       part.className = "note bad";
     }
     part.removeAttribute("aria-busy");
+    showTimes(part);
   }));
 }
 
@@ -32,23 +32,23 @@ async function refresh() {
   const page = new DOMParser().parseFromString(await response.text(), "text/html");
   for (const old of document.querySelectorAll("[data-live]")) {
     const now = page.getElementById(old.id);
-    if (now && !old.contains(document.activeElement) && !hasOpenMenu(old)) {
-      old.replaceWith(document.adoptNode(now));
-      showTimes(now);
-    }
+    if (now && !old.contains(document.activeElement)) old.replaceWith(document.adoptNode(now));
   }
   if (!page.body.dataset.refresh) delete document.body.dataset.refresh;
 }
 
-function hasOpenMenu(part) {
-  return "popover" in HTMLElement.prototype && part.querySelector(":popover-open") !== null;
+function hasOpenMenu() {
+  return "popover" in HTMLElement.prototype && document.querySelector(":popover-open") !== null;
 }
 
 async function keepCurrent() {
   const seconds = Number(document.body.dataset.refresh);
   if (!seconds) return;
   try {
-    if (!document.hidden) await refresh();
+    if (!document.hidden && !hasOpenMenu()) {
+      await refresh();
+      showTimes(document);
+    }
   } finally {
     setTimeout(keepCurrent, seconds * 1000);
   }
@@ -249,7 +249,7 @@ function followTopic(table) {
 
 // On a phone the menu is a row that scrolls.
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
-if (zone() !== "server") showTimes(document);
 loadParts(document);
 if (document.body.dataset.refresh) setTimeout(keepCurrent, Number(document.body.dataset.refresh) * 1000);
 document.querySelectorAll("[data-stream]").forEach(followTopic);
+if (zone() !== "server") showTimes(document);
