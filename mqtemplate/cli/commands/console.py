@@ -27,8 +27,6 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.converters.readable import time_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
-from mqtemplate.operations.application import change_each, listeners_named, listeners_of_group
-from mqtemplate.operations.bulk import named_time
 
 if TYPE_CHECKING:
     from mqtemplate.operations.audit import LoggedChange
@@ -232,6 +230,9 @@ def seek(
 
     If several messages are skipped or delivered again, the command shows how many, and asks.
     """
+    from mqtemplate.operations.application import listeners_named
+    from mqtemplate.operations.bulk import named_time
+
     given = {"to": to, "back": back, "topic": topic, "queue": queue, "offset": offset, "broker": broker}
     change = {"action": "seek", **{key: value for key, value in given.items() if value is not None}}
     if to is not None and (time_ms := named_time(to, SystemClock().now_ms(), -1)) is not None:
@@ -290,6 +291,8 @@ def _change(
     Raises:
         BrokerError: One was not changed in all processes; the others were.
     """
+    from mqtemplate.operations.application import change_each, listeners_named, listeners_of_group
+
     if (listener is None) == (group is None):
         raise typer.BadParameter("give a listener, or --group", param_hint="LISTENER")
     client = actuator.client(call)
@@ -359,6 +362,8 @@ def pause_schedule(
     actuator: ActuatorOptions = ActuatorOptions(),
 ) -> None:
     """Skip the runs of a schedule in all processes. Skipped runs are not caught up."""
+    from mqtemplate.operations.bulk import named_time
+
     if until is not None and (time_ms := named_time(until, SystemClock().now_ms(), 1)) is not None:
         call.output.note(f"--until is {zoned_text(time_ms)}")
         until = datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat()
