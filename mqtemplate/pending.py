@@ -48,6 +48,7 @@ class PendingQuery:
         topic: The topic that receives the message when it is due.
         key: One of the keys of the message, or its message id.
         tag: The tag of the message.
+        with_property: Name and value of a property of the message, such as ``("tenant", "T")``.
         before_ms: Due before this time (epoch ms).
         after_ms: Due at this time or later (epoch ms).
         newest: With *key*: look only at this number of the newest delayed messages that have it, whether they are still
@@ -55,12 +56,14 @@ class PendingQuery:
         namespace: Prefix of the topic on the wire. A remote broker sets its own; others do not need it.
 
     Raises:
-        MessageError: *key* is empty, has a blank, or is not a single value; or *newest* is below 1, or without a key.
+        MessageError: *key* is empty, has a blank, or is not a single value; *newest* is below 1, or without a key; or
+            *with_property* lacks the name or the value.
     """
 
     topic: str | None = None
     key: str | None = None
     tag: str | None = None
+    with_property: tuple[str, str] | None = None
     before_ms: int | None = None
     after_ms: int | None = None
     newest: int | None = None
@@ -71,6 +74,8 @@ class PendingQuery:
             object.__setattr__(self, "key", key_text(self.key))
         if self.newest is not None and (self.key is None or self.newest < 1):
             raise MessageError(f"newest must be 1 or more, and needs a key, got {self.newest} with key {self.key!r}")
+        if self.with_property is not None and not all(self.with_property):
+            raise MessageError(f"with_property must have a name and a value, got {self.with_property!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

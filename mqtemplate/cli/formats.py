@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import sys
+from datetime import datetime
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from mqtemplate.cli.output import print_line
 from mqtemplate.converters.readable import body_text, pretty_body, time_text
 from mqtemplate.durations import duration_ms, is_duration_text
+from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageExt
 
 if TYPE_CHECKING:
@@ -76,38 +80,54 @@ def preview_lines(preview: ChangePreview) -> list[str]:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def past_time(text: str | None, now_ms: int, option: str) -> int | None:
-    """Return the time (epoch ms) of an option: ``2h`` is two hours ago.
+def past_time(text: str | None, now_ms: int, option: str, *, is_end: bool = False) -> int | None:
+    """Return the time (epoch ms) of an option: ``2h`` is two hours ago, and ``20:00`` the last one.
+
+    Args:
+        is_end: A day, and ``tonight``, stand for their end.
 
     Raises:
         typer.BadParameter: The text is not a time.
     """
-    return None if text is None else _time(text, now_ms, -1, option)
+    return None if text is None else _time(text, now_ms, -1, option, is_end)
 
 
-def future_time(text: str | None, now_ms: int, option: str) -> int | None:
-    """Return the time (epoch ms) of an option: ``2h`` is in two hours.
+def future_time(text: str | None, now_ms: int, option: str, *, is_end: bool = False) -> int | None:
+    """Return the time (epoch ms) of an option: ``2h`` is in two hours, and ``20:00`` the next one.
+
+    Args:
+        is_end: A day, and ``tonight``, stand for their end.
 
     Raises:
         typer.BadParameter: The text is not a time.
     """
-    return None if text is None else _time(text, now_ms, 1, option)
+    return None if text is None else _time(text, now_ms, 1, option, is_end)
 
 
-def _time(text: str, now_ms: int, sign: int, option: str) -> int:
-    from mqtemplate.operations.bulk import parse_time
+def _time(text: str, now_ms: int, sign: int, option: str, is_end: bool) -> int:
+    from mqtemplate.operations.bulk import named_time, parse_time
 
     if is_duration_text(text):
         return now_ms + sign * duration_ms(text)
+    time_ms = named_time(text, now_ms, sign, is_end=is_end)
+    if time_ms is not None:
+        print_line(f"{option} is {zoned_text(time_ms)}", sys.stderr)
+        return time_ms
     time_ms = parse_time(text)
     if time_ms is None:
         form = "from now" if sign > 0 else "ago"
         raise typer.BadParameter(
-            f"{text!r} is not a time; give a duration ({form}) such as 2h or '1h 30m', a time such as 2026-01-31T08:00 "
-            "(local, or with its offset), or epoch milliseconds",
+            f"{text!r} is not a time; give a duration ({form}) such as 2h or '1h 30m', a time such as 20:00, "
+            "tonight, yesterday, 'mon 09:00' or 2026-01-31T08:00 (local, or with its offset), or epoch milliseconds",
             param_hint=option,
         )
     return time_ms
+
+
+def zoned_text(time_ms: int) -> str:
+    """Return a time in the local zone, which is named."""
+    moment = datetime.fromtimestamp(time_ms / 1_000).astimezone()
+    return f"{moment.isoformat(' ', 'seconds')} ({moment.tzname()})"
 
 
 def duration(text: str, option: str) -> int:
@@ -127,6 +147,20 @@ def duration(text: str, option: str) -> int:
             f"it must be a duration with units, such as 90s, 2h or '1h 30m', got {text!r}", param_hint=option
         )
     return span_ms
+
+
+def property_option(text: str | None) -> tuple[str, str] | None:
+    """Return name and value of the option ``--property``; None without one.
+
+    Raises:
+        typer.BadParameter: It has another form.
+    """
+    from mqtemplate.operations.bulk import parse_property
+
+    try:
+        return parse_property(text)
+    except MessageError as exc:
+        raise typer.BadParameter(str(exc), param_hint="--property") from exc
 
 
 def named_values(texts: list[str], option: str) -> dict[str, str]:

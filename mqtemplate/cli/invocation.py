@@ -5,10 +5,12 @@ from __future__ import annotations
 import getpass
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib.metadata import version
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -33,6 +35,7 @@ class CommandCall:
     """The common options of a command.
 
     Attributes:
+        sort: Column or key by which a table is sorted.
         name_server: Value of ``rocketmq.name-server``; None for the value of the configuration.
         config: Folder of ``application.yml``; None for the current folder.
         folder: Store directory that an option of the command names, whatever its name is; it wins over the others.
@@ -43,6 +46,7 @@ class CommandCall:
     profile: Sequence[str] = ()
     as_json: bool = False
     debug: bool = False
+    sort: str | None = None
     folder: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,7 +57,7 @@ class CommandCall:
     @property
     def output(self) -> Output:
         """The output of the command."""
-        return Output(as_json=self.as_json)
+        return Output(as_json=self.as_json, sort=self.sort)
 
     def settings(self, **arguments: object) -> AppSettings:
         """Return the settings. ``--name-server`` wins over the configuration.
@@ -230,6 +234,7 @@ _CONFIG = typer.Option(metavar="FOLDER", help="folder of application.yml (defaul
 _PROFILE = typer.Option(metavar="NAME", help="a profile; may be repeated")
 _JSON = typer.Option("--json", help="write JSON")
 _DEBUG = typer.Option("--debug", help="show the traceback of an error")
+_SORT = typer.Option(metavar="COLUMN", help="sort by a column, or by a key of --json; -COLUMN for the largest first")
 
 _COMMON: dict[str, tuple[Any, object]] = {
     "name_server": (Annotated[str | None, _NAME_SERVER], None),
@@ -238,6 +243,47 @@ _COMMON: dict[str, tuple[Any, object]] = {
     "as_json": (Annotated[bool, _JSON], False),
     "debug": (Annotated[bool, _DEBUG], False),
 }
+
+
+_LIST: dict[str, tuple[Any, object]] = {**_COMMON, "sort": (Annotated[str | None, _SORT], None)}
+
+
+# --- the token of an application ----------------------------------------------------------------
+
+_MAX_TOKEN = 4_096
+TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
+
+
+def refuse_token(option: typer.CallbackParam, value: str | None) -> None:
+    """Refuse a token among the arguments, as earlier versions had it."""
+    if value is not None:
+        raise typer.BadParameter(
+            f"all users of this machine see the arguments of its processes: give {option.opts[0]}-file FILE, or set "
+            "MQTEMPLATE_MANAGEMENT_TOKEN"
+        )
+
+
+def token_of(call: CommandCall, file: Path | None) -> str | None:
+    """Return the token of a file, or of the configuration; None without one.
+
+    Raises:
+        ConfigurationError: The file cannot be read.
+    """
+    if file is None:
+        token = call.settings().mqtemplate.management.token
+        return None if token is None else token.get_secret_value()
+    try:
+        text = sys.stdin.read(_MAX_TOKEN) if str(file) == "-" else _text_of(file)
+    except (OSError, ValueError) as exc:
+        raise ConfigurationError(f"the token cannot be read from {file}: {exc}") from exc
+    if not text.strip():
+        raise ConfigurationError(f"{file} contains no token; write the value of mqtemplate.management.token into it")
+    return text.strip()
+
+
+def _text_of(file: Path) -> str:
+    with file.open(encoding="utf-8") as opened:
+        return opened.read(_MAX_TOKEN)
 
 
 # --- the program --------------------------------------------------------------------------------
@@ -275,7 +321,7 @@ def command_group(name: str, text: str) -> typer.Typer:
 
 
 def command(
-    app: typer.Typer, name: str, *examples: str, without: Sequence[str] = ()
+    app: typer.Typer, name: str, *examples: str, without: Sequence[str] = (), is_list: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds a function as a command. Its first argument is the `CommandCall`.
 
@@ -284,8 +330,9 @@ def command(
     Args:
         examples: Command lines for ``--help``, without the name of the program.
         without: Common options that the command does not have.
+        is_list: The command writes a table, which ``--sort`` sorts.
     """
-    common = {option: each for option, each in _COMMON.items() if option not in without}
+    common = {option: each for option, each in (_LIST if is_list else _COMMON).items() if option not in without}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         parameters: list[inspect.Parameter] = []
@@ -334,6 +381,47 @@ def _help(function: Callable[..., None], examples: Sequence[str]) -> str:
         return text
     lines = "\n".join(f"  mqtemplate {example}" for example in examples)
     return f"{text}\n\n\b\nExamples:\n{lines}"  # \b: the lines are not joined
+
+
+# --- completion of names ------------------------------------------------------------------------
+
+_COMPLETION_S = 2.0
+
+
+def topic_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the topics that begin with a text, for the completion of a shell."""
+    return _completed(context, incomplete, lambda access: access.admin.readable_topics())
+
+
+def group_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups that begin with a text, for the completion of a shell."""
+    return _completed(context, incomplete, lambda access: access.admin.group_names())
+
+
+def _completed(context: typer.Context, incomplete: str, read: Callable[[BrokerAccess], Sequence[str]]) -> list[str]:
+    def names() -> Sequence[str]:
+        given = context.params
+        call = CommandCall(
+            name_server=given.get("name_server"), config=given.get("config"), profile=given.get("profile") or ()
+        )
+        with call.access() as access:
+            return read(access)
+
+    return completed(incomplete, names)
+
+
+def completed(incomplete: str, read: Callable[[], Sequence[str]]) -> list[str]:
+    """Return the names that begin with a text; none after two seconds, or without an answer: a shell shows no error."""
+    found: list[str] = []
+
+    def work() -> None:
+        with suppress(Exception), redirect_stderr(StringIO()):
+            found.extend(each for each in read() if each.startswith(incomplete))
+
+    thread = threading.Thread(target=work, name="mqtemplate-completion", daemon=True)
+    thread.start()
+    thread.join(_COMPLETION_S)
+    return list(found)
 
 
 def existing_file(path: Path) -> bytes:

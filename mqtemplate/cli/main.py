@@ -38,7 +38,7 @@ _COMMANDS = {
     "undo": "console",
     "listeners": "console",
     "schedules": "console",
-    "dashboard": "console",
+    "dashboard": "dashboard",
     "bench": "bench",
     "doctor": "folder",
     "simulate": "folder",

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import IntEnum
 from io import StringIO
 from types import EllipsisType
@@ -40,6 +41,18 @@ Record: TypeAlias = Mapping[str, Any]
 
 Column: TypeAlias = str | Callable[[Record], object]
 """Key of a record, or function that returns the text of a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A column whose text sorts in another order than its values."""
+
+    key: str
+    text: Callable[[Any], str]
+
+    def __call__(self, record: Record) -> str:
+        return self.text(record[self.key])
+
 
 Columns: TypeAlias = Mapping[str, Column]
 """Title of a column -> its cells."""
@@ -79,10 +92,12 @@ class Output:
 
     Args:
         as_json: Write results as JSON: one document for a command, or one line for each message of a stream.
+        sort: Title of a column or key of a record by which tables are sorted, with a minus for the largest first.
     """
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, sort: str | None = None) -> None:
         self.as_json = as_json
+        self._sort = sort
 
     def line(self, text: str) -> None:
         """Write a line for a reader; with JSON nothing."""
@@ -108,7 +123,12 @@ class Output:
         Args:
             columns: Title -> cell. Numbers are aligned right.
             empty: Text for no records.
+
+        Raises:
+            typer.BadParameter: There is no column with the title of ``--sort``.
         """
+        if self._sort is not None and records:
+            records = _sorted(records, columns, self._sort)
         self.document(list(records))
         if self.as_json:
             return
@@ -185,6 +205,25 @@ def _table_text(records: Sequence[Record], columns: Columns) -> str:
         console.print(table)
     lines = capture.get().splitlines()
     return "\n".join(lines if on_terminal else (line.rstrip() for line in lines))
+
+
+def _sorted(records: Sequence[Record], columns: Columns, sort: str) -> list[Record]:
+    """Return records in the order of a column. Empty cells are last."""
+    from typer import BadParameter
+
+    name = sort.removeprefix("-")
+    by_title = {title.lower(): column for title, column in columns.items()}
+    column = name if name in records[0] else by_title.get(name.lower().replace("_", " "))
+    if column is None:
+        titles = ", ".join(title.lower() for title in columns if title)
+        raise BadParameter(f"there is no column {name!r}; there is: {titles}", param_hint="--sort")
+    key: Column = column.key if isinstance(column, Shown) else column
+    full: list[tuple[Any, Record]] = [
+        (value, each) for each in records if (value := _cell(each, key)) not in (None, "")
+    ]
+    is_number = all(isinstance(value, int | float) for value, _ in full)
+    full.sort(key=lambda pair: pair[0] if is_number else str(pair[0]), reverse=sort.startswith("-"))
+    return [*(each for _, each in full), *(each for each in records if _cell(each, key) in (None, ""))]
 
 
 def _cell(record: Record, column: Column) -> object:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from mqtemplate.console.site import ApplicationDocuments, Call, Routes, Site
 from mqtemplate.context.config.masking import masked
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.observability.lateness import Cause
+from mqtemplate.operations.application import change_each, listeners_of_group
 from mqtemplate.operations.changes import LISTENER_SEEK, ChangePreview, most_of_reset, offset_value
 
 _ACTIONS = ("pause", "resume", "concurrency")
+_GROUP_ACTIONS = ("pause", "resume")
 _SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 _MAX_BARS = 100
 
@@ -30,7 +33,34 @@ CAUSES = {
 
 def listeners(site: Site, call: Call) -> HttpResponse:
     """Return the listeners of the application."""
-    return _list(site, call, "listeners")
+    document = site.document("listeners")
+    found = [] if document is None else document["listeners"]
+    reach = {each["group"]: _reach_of(listeners_of_group(found, each["group"])) for each in found}
+    return site.page(call, "listeners.html", listeners=found, reach=reach, is_known=document is not None)
+
+
+def _reach_of(listeners: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
+    """Return the number of listeners, and the processes that have them; no names of an application of one process."""
+    return len(listeners), sorted({worker["worker"] for each in listeners for worker in each.get("workers", ())})
+
+
+def change_group(site: Site, call: Call) -> HttpResponse:
+    """Pause or resume all listeners of a group, in all processes of the application."""
+    group, application, action = call.field("group"), _application(site), call.action_field(_GROUP_ACTIONS)
+
+    def post(path: str, change: dict[str, Any]) -> Any:
+        listener = unquote(path.removeprefix("listeners/"))
+        with site.audit.change(f"listener.{action}", call.request.remote, listener=listener, group=group) as entry:
+            found = application.post(path, change)
+            entry.result["listener_state"] = found["state"]
+        return found
+
+    known = listeners_of_group(application.get("listeners")["listeners"], group)
+    _, failed = change_each(post, [each["id"] for each in known], {"action": action})
+    site.cache.clear()
+    if failed is not None:
+        raise failed
+    return site.redirect(call.url("/listeners"))
 
 
 def change_listener(site: Site, call: Call) -> HttpResponse:
@@ -242,6 +272,7 @@ def _conditions(document: Any) -> list[dict[str, Any]]:
 ROUTES: Routes = {
     ("GET", "/listeners"): listeners,
     ("POST", "/listeners/change"): change_listener,
+    ("POST", "/listeners/group"): change_group,
     ("POST", "/listeners/seek"): seek,
     ("POST", "/listeners/undo"): undo_seek,
     ("GET", "/schedules"): schedules,

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from mqtemplate.console.histogram import DAY_MS, HOUR_MS
+from mqtemplate.console.rendering import MAX_SHOWN_BODY
 from mqtemplate.console.site import Call, Routes, Site, time_of
 from mqtemplate.converters.readable import body_text
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
-from mqtemplate.operations.bulk import parse_rate
+from mqtemplate.operations.bulk import parse_property, parse_rate, yesterday_of
 from mqtemplate.operations.changes import Change, carry_out
 from mqtemplate.operations.dead_letters import (
     DeadLetterMessage,
     DeadLetters,
-    LetterAction,
     LetterEdit,
     LetterFilter,
-    LettersChange,
     LetterState,
     resent_message,
 )
+from mqtemplate.operations.letter_changes import LetterAction, LettersChange
 from mqtemplate.operations.messages import cursor_of, first_of, is_after, parse_cursor, property_differences
 
 _PAGE = 50
@@ -29,9 +30,7 @@ _SHOWN = 20
 _CHIPS = 5
 _COUNT_S = 0.3
 """Time that a page waits for the causes of all dead letters that match."""
-_MAX_EDITED_BYTES = 128 * 1024
-"""Larger bodies do not fit into a form."""
-_FILTERS = ("topic", "key", "tag", "cause", "state", "from", "to")
+_FILTERS = ("topic", "key", "tag", "property", "cause", "state", "from", "to")
 _ACTIONS = {"resend": "Resend", "purge": "Purge"}
 
 
@@ -43,16 +42,19 @@ def dead_letters(site: Site, call: Call) -> HttpResponse:
     group = call.text("group")
     if group is None:
         with site.reading() as access:
-            counts = DeadLetters(access).counts()
-        return site.page(call, "letter_groups.html", counts=counts)
+            groups = DeadLetters(access).summaries()
+            by_name = dict(_spans(access.broker.clock.now_ms()))
+        return site.page(call, "letter_groups.html", groups=groups, spans=by_name)
     after = parse_cursor(call.text("cursor"))
     wanted = _filter(dict(call.query), after[0])
     with site.reading() as access:
         matching = (each for each in DeadLetters(access).find(group, wanted) if is_after(each.message, after))
         found, has_more = first_of(matching, _PAGE)
+        spans = _spans(access.broker.clock.now_ms())
     return site.page(
         call,
         "letters.html",
+        spans=spans,
         group=group,
         letters=found,
         causes=_causes(site, group, _filter(dict(call.query))),
@@ -62,6 +64,17 @@ def dead_letters(site: Site, call: Call) -> HttpResponse:
         after_ms=call.time_ms("from"),
         before_ms=call.time_ms("to"),
     )
+
+
+def _spans(now_ms: int) -> list[tuple[str, tuple[int, int | None]]]:
+    """Return spans of time to filter by: name, start and end (epoch ms)."""
+    start_ms, end_ms = yesterday_of(now_ms)
+    return [
+        ("last hour", (now_ms - HOUR_MS, None)),
+        ("last day", (now_ms - DAY_MS, None)),
+        ("today", (end_ms, None)),
+        ("yesterday", (start_ms, end_ms)),
+    ]
 
 
 def _causes(site: Site, group: str, wanted: LetterFilter) -> list[tuple[str, int]]:
@@ -89,6 +102,7 @@ def _filter(given: dict[str, str], after_ms: int = 0) -> LetterFilter:
         topic=given.get("topic") or None,
         key=given.get("key") or None,
         tag=given.get("tag") or None,
+        with_property=parse_property(given.get("property")),
     )
 
 
@@ -103,7 +117,7 @@ def letter(site: Site, call: Call) -> HttpResponse:
         found = letters.get(group, letter_id)
         original = letters.original(found)
     text = body_text(found.message.body)
-    can_edit = text is not None and len(found.message.body) <= _MAX_EDITED_BYTES
+    can_edit = text is not None and len(found.message.body) <= MAX_SHOWN_BODY
     return site.page(
         call,
         "letter.html",

@@ -26,7 +26,7 @@ from mqtemplate.console.site import HTML, Call, Routes, Site
 from mqtemplate.errors import MessageError, MQTemplateError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
-from mqtemplate.operations.bulk import parse_rate, parse_span
+from mqtemplate.operations.bulk import parse_property, parse_rate, parse_span
 from mqtemplate.operations.changes import Change
 from mqtemplate.operations.delayed import (
     MOST_COUNTED,
@@ -46,7 +46,7 @@ _EVENING, _MORNING = 18, 6
 def delayed(site: Site, call: Call) -> HttpResponse:
     """Return the page. What takes long to read comes later, as parts of the page."""
     query = query_of(call)
-    is_quick = query.tag is None and query.after_ms is None
+    is_quick = query.tag is None and query.with_property is None and query.after_ms is None
     with site.reading() as access:
         now_ms = access.broker.clock.now_ms()
         can_change = Capability.SCHEDULE_CHANGE in access.broker.capabilities
@@ -90,6 +90,7 @@ def query_of(call: Call) -> PendingQuery:
         topic=call.text("topic"),
         key=call.text("key"),
         tag=call.text("tag"),
+        with_property=parse_property(call.text("property")),
         after_ms=call.time_ms("from"),
         before_ms=call.time_ms("to"),
     )
@@ -109,9 +110,9 @@ def _listing(site: Site, call: Call, query: PendingQuery) -> dict[str, Any]:
 def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, Any]:
     """Return the histogram, or the reason why it is missing."""
     query = query_of(call)
-    # Topic and time are in the timing wheel and cost little to compare; key and tag are in each record.
+    # Topic and time are in the timing wheel and cost little to compare; key, tag and properties are in each record.
     wanted = PendingQuery(topic=query.topic)
-    if query.key is not None or query.tag is not None:
+    if (query.key, query.tag, query.with_property) != (None, None, None):
         return {"state": "filtered", "histogram": None}
     try:
         counted = pending_counts(site, wanted, wait_s)
@@ -201,7 +202,7 @@ def _part_address(call: Call, **more: object) -> str:
 
 
 _ACTIONS = {"cancel": "Cancel", "deliver": "Deliver now", "shift": "Shift"}
-_FILTERS = ("topic", "key", "tag", "from", "to")
+_FILTERS = ("topic", "key", "tag", "property", "from", "to")
 _SHOWN = 20
 
 
@@ -264,6 +265,7 @@ def _change_of(call: Call) -> ChosenChange:
             topic=call.field("topic") or None,
             key=call.field("key") or None,
             tag=call.field("tag") or None,
+            with_property=parse_property(call.field("property")),
             after_ms=call.time_field("from"),
             before_ms=call.time_field("to"),
         ),
@@ -283,7 +285,8 @@ def _shift_of(call: Call) -> int:
 def _plan(wanted: ChosenChange, access: BrokerAccess, count: int) -> PendingMessagesChange:
     """Return the change as it is now. *count* is its number of messages, as far as is known."""
     total = count if count > MOST_COUNTED and not wanted.handles else None
-    query = {name: getattr(wanted.query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
+    names = ("topic", "key", "tag", "with_property", "after_ms", "before_ms")
+    query = {name.removeprefix("with_"): getattr(wanted.query, name) for name in names}
     target = {
         "filter": {name: value for name, value in query.items() if value is not None} or None,
         "shift_ms": wanted.shift_ms or None,

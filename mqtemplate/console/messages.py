@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from urllib.parse import quote
 
-from mqtemplate.console.rendering import render
+from mqtemplate.console.rendering import exact_time, render
 from mqtemplate.console.site import HTML, Call, ChangeForm, Routes, Site, change_pages
 from mqtemplate.converters.readable import body_text, short_body, time_text
 from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError
@@ -21,7 +21,7 @@ from mqtemplate.operations.changes import Change
 from mqtemplate.operations.creation import MessageDraft, MessageSent
 from mqtemplate.operations.message_path import MessagePath, StepKind, message_path
 from mqtemplate.operations.messages import MessageSearch, Tail, cursor_of, first_of, is_after, parse_cursor
-from mqtemplate.operations.search import origin_topic, search
+from mqtemplate.operations.search import is_property, origin_topic, search
 from mqtemplate.operations.why_late import ListenerReport, RateOf, measured_rate, why_late
 from mqtemplate.pending import PendingQuery
 from mqtemplate.selectors.tags import Selector, TagSelector
@@ -99,6 +99,20 @@ def message(site: Site, call: Call) -> HttpResponse:
     )
 
 
+def body_file(site: Site, call: Call) -> HttpResponse:
+    """Return the body of a message as a file: its bytes as they are stored."""
+    msg_id, topic = call.needed("id"), call.text("topic")
+    with site.reading() as access:
+        found = _stored(access, msg_id, topic)
+    if found is None:
+        raise UnknownNameError(f"message {msg_id!r} does not exist; it was deleted, or the id is another one")
+    text = body_text(found.body)
+    kind = "bin" if text is None else "json" if text[:1] in ("{", "[") else "txt"
+    name = "".join(char for char in found.msg_id if char.isascii() and char.isalnum()) or "body"
+    headers = (("Content-Disposition", f'attachment; filename="{name}.{kind}"'),)
+    return HttpResponse(200, found.body, "application/octet-stream", headers)
+
+
 def why_part(site: Site, call: Call) -> HttpResponse:
     """Return why a message is late, as a part of its page: with the rates of its groups, which take seconds."""
     msg_id, topic = call.needed("id"), call.text("topic")
@@ -169,7 +183,7 @@ def find(site: Site, call: Call) -> HttpResponse:
     ]
     if len(exact) == 1 and result.is_complete:
         return site.redirect(exact[0])
-    return site.page(call, "search.html", text=text, result=result, listeners=listeners)
+    return site.page(call, "search.html", text=text, result=result, listeners=listeners, is_property=is_property(text))
 
 
 # --- the live tail ------------------------------------------------------------------------------
@@ -264,6 +278,7 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
 def _fields(message: MessageExt) -> dict[str, object]:
     return {
         "time": time_text(message.store_timestamp),
+        "exact": exact_time(message.store_timestamp) or "",
         "topic": message.topic,
         "id": message.msg_id,
         "tag": message.tags or "",
@@ -334,6 +349,7 @@ def _properties(text: str) -> dict[str, str]:
 ROUTES: Routes = {
     ("GET", "/messages"): messages,
     ("GET", "/message"): message,
+    ("GET", "/message/body"): body_file,
     ("GET", "/message/why"): why_part,
     ("GET", "/search"): find,
     ("GET", "/tail"): tail,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from mqtemplate.converters.readable import body_text, pretty_body, short_body, size_text, span_text, time_text
+from mqtemplate.operations.bulk import parse_time
 
+MAX_SHOWN_BODY = 64 * 1_024
+"""Bytes of a body that a page shows; the whole can be downloaded."""
+_TIME = re.compile(r"\b(\d{4}-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)\b")
 _HERE = Path(__file__).parent
 FORM_END = ("form_end", "complete")
 """Last field of each form for a change: without it the form was cut off, and a missing field would widen the change."""
@@ -44,12 +49,14 @@ def environment() -> Environment:
         "count": lambda number: f"{number:,}",
         "compact": _compact,
         "plural": _plural,
-        "body": pretty_body,
+        "body": shown_body,
+        "timed": _with_times,
         "short": short_body,
         "body_text": body_text,
         "field_time": field_time,
     }
     found.globals |= {"static_version": static_version(), "time_zone": _time_zone, "form_end": _FORM_END}
+    found.globals["max_body"] = MAX_SHOWN_BODY
     return found
 
 
@@ -69,12 +76,35 @@ def _time(time_ms: int | None) -> Markup | str:
     """Return a local time as an element that also has the exact one."""
     if time_ms is None:
         return ""
-    try:
-        exact = datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat(timespec="milliseconds")
-        text = time_text(time_ms)
-    except (ValueError, OverflowError, OSError):
+    exact = exact_time(time_ms)
+    if exact is None:
         return f"{time_ms} ms"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, text)
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact, exact, time_text(time_ms))
+
+
+def exact_time(time_ms: int) -> str | None:
+    """Return a local time in ISO 8601, with its offset; None if it is out of range."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _with_times(text: str) -> Markup:
+    """Return a sentence whose local times are elements, so that the page shows them in its zone."""
+    parts = _TIME.split(text)
+    found = [escape(parts[0])]
+    for moment, rest in zip(parts[1::2], parts[2::2], strict=True):
+        found += [escape(_time(parse_time(moment)) or moment), escape(rest)]
+    return Markup("").join(found)
+
+
+def shown_body(body: bytes) -> str:
+    """Return a body for a reader; of a large one the beginning."""
+    text = body_text(body) if len(body) > MAX_SHOWN_BODY else None
+    if text is None:
+        return pretty_body(body)
+    return f"{body[:MAX_SHOWN_BODY].decode(errors='ignore')}…"
 
 
 def _zoned_time(text: str | None) -> str:

@@ -218,7 +218,7 @@ class PendingView:
 
         Else its row does: it has the hash of the topic. Two topics may share one.
         """
-        if (query.tag, query.key, query.namespace) != (None, None, None):
+        if (query.tag, query.key, query.namespace, query.with_property) != (None,) * 4:
             return True
         if (topic := query.topic) is None:
             return False
@@ -335,6 +335,10 @@ def _matches(record: StoredRecord, query: PendingQuery) -> bool:
         return False
     if query.tag is not None and find_property(properties, TAGS) != query.tag:
         return False
+    if query.with_property is not None:
+        name, value = query.with_property
+        if find_property(properties, name.encode()) != value:
+            return False
     return query.key is None or has_key(record, query.key)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from mqtemplate.broker import OffsetChange
 from mqtemplate.durations import option_ms
-from mqtemplate.errors import ListenerError, MQTemplateError
+from mqtemplate.errors import ListenerError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.container.process_queue import epoch_ms
@@ -71,6 +72,63 @@ def _without_repetition(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
         raise InvalidChangeError(f"the body has the field {twice[:40]!r} twice, allowed is once")
     return found
+
+
+def listeners_named(listeners: Iterable[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    """Return the listener with an id, or with a unique end of one such as ``bill``; or all listeners of a group.
+
+    Args:
+        listeners: Documents of the actuator.
+
+    Raises:
+        UnknownNameError: There is none, or an end is of several ids.
+    """
+    known = {str(each["id"]): each for each in listeners}
+    if name in known:
+        return [known[name]]
+    found = [each for each_id, each in known.items() if each_id.endswith(f".{name}")]
+    found = found or [each for each_id, each in known.items() if name and each_id.endswith(name)]
+    if len(found) > 1:
+        ids = ", ".join(sorted(str(each["id"]) for each in found))
+        raise UnknownNameError(f"{name!r} is the end of several ids: {ids}; give more of one")
+    found = found or [each for each in known.values() if each["group"] == name]
+    if not found:
+        raise UnknownNameError(f"there is no listener {name!r}; there is: {', '.join(known) or 'none'}")
+    return found
+
+
+def listeners_of_group(listeners: Iterable[Mapping[str, Any]], group: str) -> list[Mapping[str, Any]]:
+    """Return the listeners of a group.
+
+    Args:
+        listeners: Documents of the actuator.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    known = list(listeners)
+    found = [each for each in known if each["group"] == group]
+    if not found:
+        groups = ", ".join(sorted({str(each["group"]) for each in known})) or "none"
+        raise UnknownNameError(f"the application has no listener of group {group!r}; its groups are: {groups}")
+    return found
+
+
+def change_each(
+    post: Callable[[str, dict[str, Any]], Any], listeners: Iterable[str], change: Mapping[str, Any]
+) -> tuple[list[Any], MQTemplateError | None]:
+    """Change several listeners. Return their documents after it, and the first failure: the others are changed.
+
+    Args:
+        post: Sends a change to a path of the actuator.
+    """
+    records, failed = [], None
+    for each in listeners:
+        try:
+            records.append(post(f"listeners/{quote(each, safe='')}", dict(change)))
+        except MQTemplateError as exc:
+            failed = failed or exc
+    return records, failed
 
 
 def _action_of(change: Mapping[str, Any], actions: Mapping[str, Sequence[str]]) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
 from itertools import islice
 
-from mqtemplate.broker import TopicKind, unknown_name
+from mqtemplate.broker import QueueSpan, TopicKind, unknown_name
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import (
@@ -25,9 +24,7 @@ from mqtemplate.message import (
 )
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
-from mqtemplate.operations.audit import OldValue
-from mqtemplate.operations.bulk import OnProgress, no_progress, paced
-from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, PreviewCounter
+from mqtemplate.operations.bulk import DAY_MS, OnProgress, no_progress, only_one, paced, yesterday_of
 from mqtemplate.operations.messages import MessageSearch, read_queue, sent_again_properties
 from mqtemplate.record import dead_letter as cause
 from mqtemplate.results import SendResult
@@ -249,6 +246,7 @@ class LetterFilter:
         before_ms: Stored before this time.
         cause: Part of the exception or its text, in any case.
         topic: The topic that the message was sent to.
+        with_property: Name and value of a property of the message.
     """
 
     state: LetterState | None = LetterState.OPEN
@@ -258,6 +256,7 @@ class LetterFilter:
     topic: str | None = None
     key: str | None = None
     tag: str | None = None
+    with_property: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None:
@@ -274,6 +273,7 @@ class LetterFilter:
             and self.topic in (None, letter.origin_topic)
             and (self.key is None or self.key in split_keys(message.keys))
             and self.tag in (None, message.tags)
+            and (self.with_property is None or self.with_property in message.properties.items())
         )
 
 
@@ -295,6 +295,22 @@ class LetterCounts:
     def open(self) -> int:
         """Those that wait for an operator."""
         return max(0, self.stored - self.resent - self.purged)
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSummary:
+    """The dead letters of one group in one row.
+
+    Attributes:
+        newest: The newest one; None if it cannot be read.
+        last_day: Number of those stored in the last 24 hours, in any state.
+        yesterday: Number of those stored between the last two local midnights, in any state.
+    """
+
+    counts: LetterCounts
+    newest: DeadLetterMessage | None
+    last_day: int
+    yesterday: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +355,29 @@ class DeadLetters:
                 states[mark.state] += 1
         return LetterCounts(stored, states[LetterState.RESENT], states[LetterState.PURGED])
 
+    def summaries(self) -> dict[str, LetterSummary]:
+        """Return numbers, the newest one, and the numbers of the last day and of yesterday, by group."""
+        now_ms = self.access.broker.clock.now_ms()
+        since_ms = (now_ms - DAY_MS, *yesterday_of(now_ms))
+        found = {}
+        for group, counts in self.counts().items():
+            spans = self.access.admin.queue_spans(DLQ_TOPIC_PREFIX + group)
+            last_day, start, end = (sum(self._number_since(span, time_ms) for span in spans) for time_ms in since_ms)
+            found[group] = LetterSummary(counts, self._newest(group, spans), last_day, start - end)
+        return found
+
+    def _number_since(self, span: QueueSpan, time_ms: int) -> int:
+        first = self.access.broker.reader.search_offset(span.queue, time_ms)
+        return max(0, span.max_offset - max(span.min_offset, first))
+
+    def _newest(self, group: str, spans: Iterable[QueueSpan]) -> DeadLetterMessage | None:
+        filled = [each for each in spans if each.last_stored_ms is not None and each.message_count]
+        last = max(filled, key=lambda each: each.last_stored_ms or 0, default=None)
+        if last is None:
+            return None
+        found = list(read_queue(self.access.broker, last.queue, last.max_offset - 1, last.max_offset))
+        return DeadLetterMessage(group, found[0]) if found else None
+
     def causes(self, group: str, letter_filter: LetterFilter | None = None) -> Counter[str]:
         """Return the number of dead letters of *group* that match, by the class of the exception."""
         return Counter(letter.exception or "unknown" for letter in self.find(group, letter_filter))
@@ -376,18 +415,15 @@ class DeadLetters:
         return found[0]
 
     def get_all(self, group: str, ids: Sequence[str]) -> list[DeadLetterMessage]:
-        """Return dead letters by their ids, or by the ids of their messages.
+        """Return dead letters by their ids, or by the ids of their messages. The beginning of an id is enough.
 
         Raises:
-            UnknownNameError: One of them does not exist.
+            UnknownNameError: One of them does not exist, or several begin with a text.
         """
         by_id: dict[str, DeadLetterMessage] = {}
         for letter in self.find(group, LetterFilter(state=None)):
             by_id[letter.message.msg_id] = by_id[letter.id] = letter
-        missing = [each for each in ids if each not in by_id]
-        if missing:
-            raise UnknownNameError(f"group {group!r} has no dead letter {missing[0]!r}; list them with: dlq ls {group}")
-        return [by_id[each] for each in ids]
+        return [by_id[_whole_id(group, each, by_id)] for each in ids]
 
     def original(self, letter: DeadLetterMessage) -> MessageExt | None:
         """Return the message that failed, as it was sent; None if it was deleted."""
@@ -446,6 +482,15 @@ class DeadLetters:
         return count
 
 
+def _whole_id(group: str, text: str, known: Mapping[str, DeadLetterMessage]) -> str:
+    if text in known:
+        return text
+    found = {each.id: name for name, each in known.items() if text and name.startswith(text)}
+    if not found:
+        raise UnknownNameError(f"group {group!r} has no dead letter {text!r}; list them with: dlq ls {group}")
+    return only_one(text, found.values())
+
+
 def _check_origin(letter: DeadLetterMessage, *, only_group: bool) -> None:
     if letter.origin_topic is None:
         raise MessageError(
@@ -458,83 +503,6 @@ def _check_origin(letter: DeadLetterMessage, *, only_group: bool) -> None:
             "(ORIGIN_MESSAGE_ID): the client that wrote it may not send to that topic; check its body, then send it to "
             "the group only (--only-group), or with: send"
         )
-
-
-class LetterAction(Enum):
-    """Action of a change of dead letters."""
-
-    RESEND = "resend"
-    EDIT = "edit"
-    PURGE = "purge"
-
-
-_RESEND_UNDO = "It cannot be undone: the messages are sent, and listeners may handle them at once."
-_PURGE_UNDO = "It can be undone: the dead letters are open again, until retention deletes them."
-
-
-class LettersChange(Change):
-    """Resend or purge of dead letters of one group.
-
-    Args:
-        letters: The dead letters. A resend that fails again would be found too, so they are a list.
-        edit: For `LetterAction.EDIT`: changes of the one dead letter.
-        target: Fields of the audit log: the filter.
-        is_named: They were named by their ids.
-    """
-
-    def __init__(
-        self,
-        access: BrokerAccess,
-        group: str,
-        letters: Sequence[DeadLetterMessage],
-        action: LetterAction,
-        *,
-        edit: LetterEdit | None = None,
-        only_group: bool = False,
-        rate: float | None = None,
-        target: Mapping[str, object] | None = None,
-        is_named: bool = False,
-    ) -> None:
-        can_be_undone = action is LetterAction.PURGE
-        fields = {"group": group, **(target or {})}
-        super().__init__(f"dead_letters.{action.value}", fields, is_named=is_named, can_be_undone=can_be_undone)
-        self.letters = letters
-        self._access = access
-        self._kind = action
-        self._edit = edit
-        self._only_group = only_group
-        self._rate = rate
-
-    @property
-    def title(self) -> str:
-        amount = self.preview.amount
-        if self._kind is LetterAction.PURGE:
-            return f"Purge {amount}"
-        where = "the retry topic of the group" if self._only_group else "their original topics"
-        return f"Send {amount} to {where} again"
-
-    @cached_property
-    def preview(self) -> ChangePreview:
-        counter = PreviewCounter()
-        for each in self.letters:
-            counter.add(each.origin_topic or "(unknown)", each.message.tags, each.message.store_timestamp)
-        undo = _PURGE_UNDO if self._kind is LetterAction.PURGE else _RESEND_UNDO
-        return counter.preview("dead letter", "stored", undo=undo)
-
-    def old_values(self) -> Iterator[OldValue]:
-        for each in self.letters:
-            yield {"group": each.group, "id": each.id, "state": each.state.value}
-
-    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        letters = DeadLetters(self._access)
-        if self._kind is LetterAction.PURGE:
-            count = letters.purge(self.letters, on_progress)
-            return ChangeResult(f"purged {count:,} dead letters", {"count": count})
-        results = letters.resend(
-            self.letters, self._edit, only_group=self._only_group, rate=self._rate, on_progress=on_progress
-        )
-        topics = ", ".join(sorted({each.message_queue.topic for each in results}))
-        return ChangeResult(f"sent {len(results):,} messages to {topics}", {"count": len(results)}, results)
 
 
 class _Marking:

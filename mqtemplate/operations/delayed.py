@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, Property
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import OldValue
-from mqtemplate.operations.bulk import OnProgress, no_progress, paced
+from mqtemplate.operations.bulk import OnProgress, no_progress, only_one, paced
 from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, PreviewCounter
 from mqtemplate.operations.messages import sent_again_properties
 from mqtemplate.pending import (
@@ -29,6 +30,7 @@ from mqtemplate.pending import (
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _PAGE = 500
+_ID_BEGINNING = re.compile(r"[0-9A-F]{8,32}", re.ASCII)
 
 
 class PendingAction(Enum):
@@ -141,18 +143,18 @@ class DelayedOperations:
                 return
 
     def find(self, name: str, topic: str | None = None, *, with_retries: bool = True) -> list[PendingMessage]:
-        """Return the pending messages with a handle, a key or a message id.
+        """Return the pending messages with a handle, a key or a message id; or else the one whose id begins so.
 
         Args:
             with_retries: By key, retries too. A change leaves them out, unless their topic is given: their messages
                 were delivered.
 
         Raises:
-            UnknownNameError: None is pending.
+            UnknownNameError: None is pending, or several ids begin so.
         """
         handle = _parse_handle(name)
         if handle is None:
-            found = list(self.all(PendingQuery(key=name, topic=topic)))
+            found = list(self.all(PendingQuery(key=name, topic=topic))) or self._beginning(name, topic)
             if topic is None and not with_retries:
                 found = [each for each in found if not each.topic.startswith(RETRY_TOPIC_PREFIX)]
         elif _is_key(handle.msg_id):
@@ -164,6 +166,19 @@ class DelayedOperations:
             raise UnknownNameError(
                 f"no pending message has the handle, key or id {name!r}; it was delivered or cancelled"
             )
+        return found
+
+    def _beginning(self, text: str, topic: str | None) -> list[PendingMessage]:
+        """Return the message whose id begins with a text of eight characters or more.
+
+        Raises:
+            UnknownNameError: There are several.
+        """
+        if not _ID_BEGINNING.fullmatch(text):
+            return []
+        found = [each for each in self.all(PendingQuery(topic=topic)) if each.msg_id.startswith(text)]
+        if found:
+            only_one(text, (each.msg_id for each in found))
         return found
 
     def chosen(self, handles: Iterable[str]) -> Iterator[PendingMessage]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError
 from mqtemplate.message import KEY_SEPARATOR, MessageExt, Property
 from mqtemplate.operations.access import BrokerAccess
+from mqtemplate.operations.bulk import only_one
 from mqtemplate.operations.delayed import DelayedOperations
 from mqtemplate.operations.messages import MessageSearch
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
+T = TypeVar("T")
+
 _MAX_HITS = 20
 _LIMIT_MS = 2_000
 """Time after which no further topic is searched: a cluster answers one request for each."""
+_ID_BEGINNING = re.compile(r"[0-9A-Fa-f]{6,32}", re.ASCII)
 _NEWEST = 1_000
 """Messages of each queue that a search for a property looks at."""
 
@@ -63,18 +69,18 @@ class SearchResult:
 
 def search(access: BrokerAccess, text: str) -> SearchResult:
     """Return topics and groups by a part of the name, and messages by id, handle, key, or property ``name=value``."""
-    name, equals, value = text.partition("=")
     topics = access.admin.readable_topics()
     stored = _Topics(access, topics)
-    if equals and name and not _is_handle(text):
+    if is_property(text):
+        name, _, value = text.partition("=")
         found = _newest_first(stored.with_property(name, value))
         return SearchResult((), (), found[:_MAX_HITS], not stored.is_short and len(found) <= _MAX_HITS)
     wanted = text.lower()
     own = [each for each in topics if not each.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))]
     some_topics = [each for each in own if wanted in each.lower()]
     some_groups = [each for each in access.admin.group_names() if wanted in each.lower()]
-    messages = _messages_named(stored, text)
-    most = max(map(len, (some_topics, some_groups, messages)))
+    messages = _messages_named(stored, text) or _beginning(stored, text)
+    most = max(len(some_topics), len(some_groups), len(messages))
     return SearchResult(
         _exact_first(some_topics, text)[:_MAX_HITS],
         _exact_first(some_groups, text)[:_MAX_HITS],
@@ -83,17 +89,24 @@ def search(access: BrokerAccess, text: str) -> SearchResult:
     )
 
 
+def is_property(text: str) -> bool:
+    """Return True if a text is a property and its value, ``name=value``; the end of a handle may look like it."""
+    name, _, value = text.partition("=")
+    return bool(name and value) and not _is_handle(text)
+
+
 def messages_named(access: BrokerAccess, name: str, topic: str | None = None) -> Sequence[MessageHit]:
-    """Return the messages with an id, a handle or a key, the newest first.
+    """Return the messages with an id, a handle or a key, the newest first; or else the one whose id begins so.
 
     Args:
         topic: The topic that they were sent to; None for any.
 
     Raises:
-        UnknownNameError: There is none.
+        UnknownNameError: There is none, or several ids begin so.
     """
     topics = access.admin.readable_topics() if topic is None else [topic]
     found = [each for each in _messages_named(_Topics(access, topics), name) if topic in (None, each.topic)]
+    found = found or messages_beginning(access, name, topic)
     if not found:
         place = "any topic" if topic is None else f"topic {topic!r}"
         raise UnknownNameError(
@@ -101,6 +114,27 @@ def messages_named(access: BrokerAccess, name: str, topic: str | None = None) ->
             "name is another one"
         )
     return found
+
+
+def messages_beginning(access: BrokerAccess, text: str, topic: str | None = None) -> list[MessageHit]:
+    """Return the message whose id begins with a text: a pending one, or one of the newest 1,000 of each queue.
+
+    Args:
+        topic: The topic that it was sent to; None for any.
+
+    Raises:
+        UnknownNameError: There are several.
+    """
+    topics = access.admin.readable_topics() if topic is None else [topic]
+    found = _beginning(_Topics(access, topics), text, topic)
+    if found:
+        only_one(text, (each.msg_id for each in found))
+    return found
+
+
+def _beginning(stored: _Topics, text: str, topic: str | None = None) -> list[MessageHit]:
+    """Return the messages whose ids begin with a text, which must look like the beginning of an id."""
+    return _newest_first(stored.beginning(text.upper(), topic)) if _ID_BEGINNING.fullmatch(text) else []
 
 
 def _exact_first(names: Iterable[str], text: str) -> Sequence[str]:
@@ -140,14 +174,18 @@ def _pending(access: BrokerAccess, name: str) -> Iterator[MessageHit]:
         return
     for each in found:
         if not each.topic.startswith(RETRY_TOPIC_PREFIX):
-            yield MessageHit(
-                msg_id=each.msg_id,
-                topic=each.topic,
-                keys=each.keys,
-                tags=each.tags,
-                stored_ms=each.store_timestamp,
-                deliver_ms=each.deliver_ms,
-            )
+            yield _pending_hit(each)
+
+
+def _pending_hit(message: PendingMessage) -> MessageHit:
+    return MessageHit(
+        msg_id=message.msg_id,
+        topic=message.topic,
+        keys=message.keys,
+        tags=message.tags,
+        stored_ms=message.store_timestamp,
+        deliver_ms=message.deliver_ms,
+    )
 
 
 class _Topics:
@@ -171,7 +209,8 @@ class _Topics:
             record = self.access.broker.reader.message_by_id(name)
         except MQTemplateError:  # an id of a producer, or of another broker
             return
-        yield hit_of(record)
+        if record is not None:
+            yield hit_of(record)
 
     def by_key(self, name: str) -> Iterator[MessageHit]:
         """Yield the messages with a key."""
@@ -191,12 +230,26 @@ class _Topics:
                 if record.properties.get(name) == value:
                     yield hit_of(record)
 
-    def _in_time(self, names: Iterable[str]) -> Iterator[str]:
-        for topic in names:
+    def beginning(self, text: str, topic: str | None) -> Iterator[MessageHit]:
+        """Yield the messages whose ids begin with a text."""
+        find = MessageSearch(self.access)
+        for name in self._in_time(self._names):
+            for record in find.newest(name, _NEWEST):
+                if record.msg_id.startswith(text):
+                    yield hit_of(record)
+        try:
+            for each in self._in_time(DelayedOperations(self.access).all(PendingQuery(topic=topic))):
+                if each.msg_id.startswith(text) and not each.topic.startswith(RETRY_TOPIC_PREFIX):
+                    yield _pending_hit(each)
+        except MQTemplateError:  # a broker that cannot list them, or has too many to read
+            self.is_short = True
+
+    def _in_time(self, items: Iterable[T]) -> Iterator[T]:
+        for each in items:
             if self.access.broker.clock.steady_ms() > self._end_ms:
                 self.is_short = True
                 return
-            yield topic
+            yield each
 
 
 def hit_of(record: MessageExt) -> MessageHit:

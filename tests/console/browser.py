@@ -75,6 +75,10 @@ class Visitor:
             self.page.get_by_role("button", name=name, exact=True).first.click()
         self.check_width(name)
 
+    def open_menu(self, listener: str) -> None:
+        """Open the menu of a listener."""
+        self.page.get_by_role("button", name=f"menu of {listener}", exact=True).click()
+
     @property
     def text(self) -> str:
         return str(self.page.locator("main").inner_text())

@@ -92,9 +92,12 @@ def test_a_seek_is_shown_confirmed_and_undone_on_a_phone(browser: Any, shop: Sho
         user = visitor(browser, base, color_scheme=look, **PHONE)
         user.go(f"/sign-in?token={TOKEN}")
         user.go("/listeners")
+        user.open_menu("bill")
         user.press("Seek …")
         assert "choose the first message, the latest, or a duration to go back; one of them" in user.text
         user.go("/listeners")
+        user.open_menu("bill")
+        user.screenshot(SHOTS, f"phone-menu-{look}")
         user.page.get_by_label("Continue at").first.select_option("latest")
         user.press("Seek …")
         user.screenshot(SHOTS, f"phone-seek-{look}")
@@ -201,16 +204,20 @@ def test_every_change_is_made_once(browser: Any, shop: Shop) -> None:
         assert "purged 1 dead letters" in user.text
 
         user.go("/listeners")
+        user.open_menu("bill")
         user.press("Pause")
         assert "paused" in user.text
+        user.open_menu("bill")
         user.page.get_by_label("or back by").first.fill("2h")
         user.press("Seek …")
         user.press("Move listener bill")
+        user.open_menu("bill")
         user.press("Resume")
         assert "running" in user.text
+        user.open_menu("bill")
         user.page.get_by_label("Handlers at a time").first.fill("3")
         user.page.keyboard.press("Enter")  # not the button that is first on the page: it pauses
-        user.page.wait_for_selector("text=3 handlers at a time")
+        user.page.wait_for_selector("td[data-title=Handlers]:text-is('3')")
         assert "running" in user.text
         user.screenshot(SHOTS, "change-concurrency")
 
@@ -257,6 +264,29 @@ def test_the_live_tail_the_theme_and_the_keys_work(browser: Any, shop: Shop) -> 
         assert user.page.evaluate(background) == dark
         assert focused in shop.broker.topics.names()
         assert user.page.get_by_role("dialog").is_visible()
+        assert user.problems == []
+
+
+def test_times_are_in_the_zone_that_is_chosen(browser: Any, shop: Shop) -> None:
+    """On all pages, and in the fields of a filter: what is typed is in the zone that is shown."""
+    times = [f"2026-01-01 {hour}:00:00" for hour in ("01", "06")]
+    with served(shop) as base:
+        user = visitor(browser, base, timezone_id="Asia/Karachi", **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
+        user.go("/delayed?key=due-1")
+        assert times[0] in user.text
+        for _ in ("UTC", "browser"):
+            user.page.locator("[data-do=times]").click()
+
+        assert (times[0] in user.text, times[1] in user.text) == (False, True)
+        assert "Times: Asia/Karachi (this browser)" in user.page.inner_text("body")
+        user.page.get_by_label("Due from").fill("2026-01-01T06:00:00")
+        user.page.get_by_label("to", exact=True).fill("2026-01-01T06:00:01")
+        with user.page.expect_navigation():
+            user.page.get_by_role("button", name="Search", exact=True).click()
+        user.await_parts()
+        assert (times[1] in user.text, "from=1767229200000" in user.page.url) == (True, True)
+        assert user.page.get_by_label("Due from").input_value().startswith("2026-01-01T06:00")
         assert user.problems == []
 
 

@@ -41,6 +41,10 @@ class Reader:
     def due(self, hours: str, key: str, topic: str = "reminders", tag: str = "", body: str = "x") -> None:
         self._sent = self._shop.send_due(float(hours), key, topic, tag, body.encode())
 
+    def sign_in(self) -> None:
+        """Sign in again: a session ends after some hours."""
+        self._shop.sign_in()
+
     def advance(self, span: str) -> None:
         self._shop.harness.advance(span)
 
@@ -67,7 +71,8 @@ class Reader:
 
     def page(self, path: str, /, **query: str) -> list[str]:
         """Show a page. The value ``@sent`` is the id of the last message, and ``@now-1h`` the time an hour ago."""
-        return self._shown(self._shop.get(path, **{name: self._value(value) for name, value in query.items()}))
+        answer = self._shop.get(path, **{name: self._value(value) for name, value in query.items()})
+        return self._shown(self._shop.get(answer.headers["Location"]) if answer.status == 303 else answer)
 
     def open(self, path: str) -> None:
         """Load a page without showing it."""

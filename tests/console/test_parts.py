@@ -199,7 +199,8 @@ def test_new_messages_are_events(shop: Shop) -> None:
     name, data = event.decode().strip().split("\n")
     assert name == "event: message"
     assert json.loads(data.removeprefix("data: ")) == {
-        "time": "2026-01-01 00:00:00", "topic": "orders", "id": json.loads(data[6:])["id"], "tag": "paid",
+        "time": "2026-01-01 00:00:00", "exact": "2026-01-01T00:00:00.000+00:00", "topic": "orders",
+        "id": json.loads(data[6:])["id"], "tag": "paid",
         "keys": "order-1", "queue": json.loads(data[6:])["queue"], "body": SCRIPT, "is_text": True,
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mqtemplate.console.application import _reach_of
 from mqtemplate.console.rendering import environment
 from mqtemplate.console.site import time_of
 from mqtemplate.message import Property
@@ -203,6 +204,52 @@ def test_any_body_is_shown_on_each_page(shop: Shop, body: bytes, text: str) -> N
 
     assert text in pages[0].html
     assert all("hard" in page.html for page in pages)
+
+
+def test_a_large_body_is_cut_and_can_be_downloaded(shop: Shop) -> None:
+    """At a character, not inside of one. The file has all bytes."""
+    body = ("x" * (64 * 1_024 - 1) + "é" + "y" * 9_000).encode()
+    sent = shop.send("orders", body, "large")
+
+    page = shop.page("/message", id=sent.msg_id, topic="orders")
+    file = shop.get(page.link("Download the whole body"))
+
+    assert "The first 64.0 KiB of 72.8 KiB." in page.text
+    assert "x" * (64 * 1_024 - 1) + "…</pre>" in page.html
+    assert file.response.body == body
+    assert file.headers["Content-Disposition"] == f'attachment; filename="{sent.msg_id}.txt"'
+    assert file.headers["Content-Type"] == "application/octet-stream"
+    assert shop.get("/message/body", id="nothing", topic="orders").status == 404
+
+
+def test_the_body_of_a_pending_message_and_of_a_dead_letter_can_be_downloaded(shop: Shop) -> None:
+    shop.send("orders", b"refused", "lost")
+    due = shop.send_due(30, "due", body=b'{"total": 30}')
+    shop.harness.advance("1h")
+
+    pending = shop.page("/message", id=due.msg_id, topic="reminders")
+    letter = shop.page(shop.page("/dead-letters", group="billing").link("lost"))
+
+    assert [shop.get(page.link("Download")).response.body for page in (pending, letter)] == [
+        b'{"total": 30}',
+        b"refused",
+    ]
+
+
+def test_times_in_a_sentence_are_elements() -> None:
+    timed = environment().filters["timed"]
+
+    assert "<time" not in timed("due 2026-02-31 08:00:00 <b>")
+    assert timed("<b> at 2026-01-31 08:00:00.").startswith('&lt;b&gt; at <time datetime="2026-01-31T08:00:00.000')
+
+
+def test_the_page_of_listeners_says_which_processes_a_pause_of_the_group_reaches() -> None:
+    listener = {"id": "bill", "group": "billing"}
+    workers = [{"worker": str(number), "state": "running"} for number in (1, 2)]
+
+    reach = [_reach_of([listener]), _reach_of([listener | {"workers": workers}, listener | {"workers": workers[1:]}])]
+
+    assert reach == [(1, []), (2, ["1", "2"])]
 
 
 def test_a_dead_letter_with_a_body_that_is_nested_deeply_is_shown(shop: Shop) -> None:

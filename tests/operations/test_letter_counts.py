@@ -9,9 +9,11 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import Message
+from mqtemplate.message import Message, Property
 from mqtemplate.operations import BrokerAccess, DeadLetters
+from mqtemplate.operations.bulk import DAY_MS, yesterday_of
 from mqtemplate.operations.dead_letters import LetterCounts, LetterMarks, LetterState
+from mqtemplate.record.dead_letter import EXCEPTION
 from mqtemplate.testing import Harness
 from tests.operations.brokers import access_of
 
@@ -62,3 +64,31 @@ def test_a_mark_of_another_program_does_not_count() -> None:
         LetterMarks(access).add("billing", LetterState.PURGED, ["not an id"])
 
         assert DeadLetters(access).counts() == {"billing": LetterCounts(1)}
+
+
+def test_a_group_has_its_newest_dead_letter_and_the_numbers_of_two_days() -> None:
+    """The last day is the last 24 hours; yesterday is between two local midnights."""
+    start_ms, end_ms = yesterday_of(VirtualClock().now_ms() + 5 * DAY_MS)
+    clock = VirtualClock(start_ms - DAY_MS)
+    with EmbeddedBroker(clock=clock) as broker:
+        for name, time_ms in (("old", start_ms - 1), ("first", start_ms), ("late", end_ms - 1), ("new", end_ms)):
+            clock.set_ms(time_ms)
+            broker.sends.send(Message("%DLQ%billing", b"x", {Property.KEYS: name, EXCEPTION: f"E{name}"}))
+        clock.set_ms(end_ms + 3_600_000)
+        letters = DeadLetters(BrokerAccess(broker))
+        letters.purge(list(letters.find("billing"))[:1])
+
+        found = letters.summaries()["billing"]
+
+    assert (found.counts.open, found.counts.purged, found.yesterday, found.last_day) == (3, 1, 2, 2)
+    assert found.newest is not None
+    assert (found.newest.message.keys, found.newest.cause) == ("new", "Enew")
+
+
+def test_a_group_whose_dead_letters_were_deleted_has_no_newest_one() -> None:
+    with EmbeddedBroker(clock=VirtualClock()) as broker:
+        broker.create_topic("%DLQ%billing", 1)
+
+        found = DeadLetters(BrokerAccess(broker)).summaries()["billing"]
+
+    assert (found.newest, found.last_day, found.yesterday) == (None, 0, 0)

@@ -25,8 +25,8 @@ from mqtemplate.operations import (
 )
 from mqtemplate.operations.audit import AuditLog, LoggedChange
 from mqtemplate.operations.changes import Change, ChangeResult, UnconfirmedChangeError, carry_out, check_confirmed
-from mqtemplate.operations.dead_letters import LetterAction, LettersChange
 from mqtemplate.operations.delayed import PendingMessagesChange
+from mqtemplate.operations.letter_changes import LetterAction, LettersChange
 from mqtemplate.operations.offsets import GroupForgotten, reset_change
 from mqtemplate.operations.undo import undo_change, why_not_undone
 from mqtemplate.pending import PendingQuery

@@ -1,310 +1,39 @@
-"""``dashboard``: pages in a browser for a broker, an application, or both; ``listeners`` and ``schedules`` of a running
-application, through its actuator; ``changes`` and ``undo``.
-"""
+"""``listeners`` and ``schedules`` of a running application, through its actuator; ``why``; ``changes`` and ``undo``."""
 
 from __future__ import annotations
 
-import dataclasses
-import ipaddress
-import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlsplit
 
 import typer
 
-from mqtemplate.cli.formats import preview_lines, record_of
-from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, cluster_of, command, command_group
-from mqtemplate.cli.output import Columns, print_line
+from mqtemplate.cli.formats import preview_lines, record_of, zoned_text
+from mqtemplate.cli.invocation import (
+    TOKEN_FILE_HELP,
+    TOP,
+    CommandCall,
+    Confirmation,
+    command,
+    command_group,
+    completed,
+    refuse_token,
+    token_of,
+)
+from mqtemplate.cli.output import Columns
+from mqtemplate.clock import SystemClock
 from mqtemplate.console.client import ActuatorClient
-from mqtemplate.context.config.masking import masked_text
 from mqtemplate.converters.readable import time_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 
 if TYPE_CHECKING:
-    from mqtemplate.console.access import Access
-    from mqtemplate.console.dashboard import DashboardServer
-    from mqtemplate.console.fleet import Place
-    from mqtemplate.console.site import ServedPages
-    from mqtemplate.console.sources import BrokerSource
-    from mqtemplate.operations.audit import AuditLog, LoggedChange
+    from mqtemplate.operations.audit import LoggedChange
     from mqtemplate.operations.changes import ChangePreview
     from mqtemplate.operations.why_late import ListenerReport
-    from mqtemplate.server.acl.access import AccessControl
 
 
-_LOOPBACK = "127.0.0.1"
-_TOKEN_FILE_HELP = "file with the token, - for standard input (default: mqtemplate.management.token)"
-
-
-def _refuse_token(option: typer.CallbackParam, value: str | None) -> None:
-    """Refuse a token among the arguments, as earlier versions had it."""
-    if value is not None:
-        raise typer.BadParameter(
-            f"all users of this machine see the arguments of its processes: give {option.opts[0]}-file FILE, or set "
-            "MQTEMPLATE_MANAGEMENT_TOKEN"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ShownPlaces:
-    """Options that name the brokers and the applications of a dashboard.
-
-    Attributes:
-        application_token: The option of earlier versions: it is refused with what to do instead.
-    """
-
-    store: Annotated[
-        str | None, typer.Option("--store", metavar="FOLDER", help="store directory; the same as -n embedded:FOLDER")
-    ] = None
-    name_server: Annotated[
-        list[str],
-        typer.Option(
-            "--name-server",
-            "-n",
-            metavar="[NAME=]NAME-SERVER",
-            help="a broker, as 'host:port;host:port' or 'embedded:FOLDER' (default: rocketmq.name-server of "
-            "application.yml); may be repeated",
-        ),
-    ] = field(default_factory=list)
-    application: Annotated[
-        list[str],
-        typer.Option(
-            "--app",
-            "--url",
-            metavar="[NAME=]URL",
-            help="actuator of a running application: listeners, lateness; may be repeated. With several, an "
-            "application and a broker of one name are shown together",
-        ),
-    ] = field(default_factory=list)
-    application_token_file: Annotated[
-        list[str],
-        typer.Option("--app-token-file", metavar="[NAME=]FILE", help=f"for the application: {_TOKEN_FILE_HELP}"),
-    ] = field(default_factory=list)
-    application_token: Annotated[str | None, typer.Option("--app-token", hidden=True, callback=_refuse_token)] = None
-
-    @contextmanager
-    def pages(self, call: CommandCall, access: Access, audit: AuditLog) -> Iterator[ServedPages]:
-        """Yield the pages: of one broker, one application or both, or of several under their names."""
-        from mqtemplate.console.dashboard import Dashboard, several_dashboards
-
-        name_servers, applications = _named("--name-server", self.name_server), _named("--app", self.application)
-        if self.store is not None:
-            if name_servers:
-                raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
-            call = dataclasses.replace(call, folder=self.store)
-        if len(name_servers) > 1 or len(applications) > 1:
-            yield several_dashboards(self._places(call, name_servers, applications), access=access, audit=audit)
-            return
-        [url] = applications.values() or [None]
-        [name_server] = name_servers.values() or [None]
-        call = dataclasses.replace(call, name_server=name_server)
-        with _source(call, needed=url is None) as source:
-            documents = None if url is None else self._actuator(call, next(iter(applications)), url, applications)
-            yield Dashboard(source, documents, access=access, audit=audit, title=_title(source, url))
-
-    def _places(
-        self, call: CommandCall, name_servers: Mapping[str, str], applications: Mapping[str, str]
-    ) -> dict[str, Place]:
-        from mqtemplate.console.fleet import Place
-
-        found: dict[str, Place] = {}
-        if call.folder is not None:
-            found["store"] = Place(source=_late_source(call))
-        for name, name_server in name_servers.items():
-            found[name] = Place(source=_late_source(dataclasses.replace(call, name_server=name_server)))
-        for name, url in applications.items():
-            source = found[name].source if name in found else None
-            found[name] = Place(source, self._actuator(call, name, url, applications))
-        return found
-
-    def _actuator(self, call: CommandCall, name: str, url: str, applications: Mapping[str, str]) -> ActuatorClient:
-        if not url.startswith(("http://", "https://")):
-            raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
-        files = _named("--app-token-file", self.application_token_file)
-        others = [file for other, file in files.items() if other not in applications]
-        file = files.get(name) or (others[0] if others else None)
-        return ActuatorClient(url, _token_of(call, None if file is None else Path(file)))
-
-
-_PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)", re.DOTALL)
-_NOT_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-def _named(option: str, values: Sequence[str]) -> dict[str, str]:
-    """Return the values of an option by their names; without one, it comes from the value.
-
-    Raises:
-        typer.BadParameter: Two have one name.
-    """
-    found: dict[str, str] = {}
-    for each in filter(str.strip, values):  # a variable of the shell may not be set
-        given = _PLACE.fullmatch(each)
-        value = each if given is None else given[2]
-        name = given[1] if given else _NOT_NAME.sub("-", urlsplit(value).netloc or value).strip("-.")[:64] or "broker"
-        if name in found:
-            raise typer.BadParameter(
-                f"{name} is given twice; give each a name of its own, as {option} {name}-2={masked_text(value)}",
-                param_hint=option,
-            )
-        found[name] = value
-    return found
-
-
-def _late_source(call: CommandCall) -> BrokerSource:
-    """Return one of several brokers: a cluster that does not answer must not stop the others."""
-    from mqtemplate.console.sources import ClusterSource, FolderSource
-
-    settings = call.settings()
-    cluster = cluster_of(settings)
-    if cluster is not None:
-        return ClusterSource(cluster, str(call.name_server or settings.rocketmq.name_server))
-    if settings.store_path is None:
-        raise ConfigurationError(_NO_MEMORY)
-    return FolderSource(Path(settings.store_path), settings.mqtemplate.broker)
-
-
-_NO_MEMORY = (
-    "the broker in memory ends with its process, so the dashboard cannot see it; give --store FOLDER, "
-    "--name-server host:port, or --app URL"
-)
-
-
-@command(
-    TOP,
-    "dashboard",
-    "dashboard --store ./data",
-    "dashboard --name-server 10.0.0.1:9876 --allow-changes",
-    "dashboard --app http://127.0.0.1:9090 --store ./data",
-    "dashboard --name-server eu=10.0.0.1:9876 --name-server us=10.1.0.1:9876 --app eu=http://10.0.0.5:9090",
-    without=("name_server",),
-)
-def dashboard(
-    call: CommandCall,
-    places: ShownPlaces = ShownPlaces(),
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="numeric address to listen on")] = _LOOPBACK,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one")] = 8090,
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="allow changes too, after the sign-in")
-    ] = False,
-    allowed_host: Annotated[
-        list[str], typer.Option(metavar="NAME", help="further name of this machine in addresses; may be repeated")
-    ] = [],  # noqa: B006 - typer copies it
-    audit_log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="log of changes (default: ~/.local/state/mqtemplate/audit.jsonl)"),
-    ] = None,
-) -> None:
-    """Serve pages that show a broker, an application, or both, in a browser."""
-    from mqtemplate.clock import SystemClock
-    from mqtemplate.console.server import check_installed
-
-    check_installed()
-    is_loopback = _is_loopback(host)
-    if ipaddress.ip_address(host).is_unspecified and not allowed_host:
-        raise typer.BadParameter(
-            f"with {host} the dashboard cannot know its names: give those that browsers use with --allowed-host, such "
-            "as --allowed-host 10.0.0.5",
-            param_hint="--host",
-        )
-    from mqtemplate.console.access import Access
-    from mqtemplate.console.dashboard import DashboardServer, dashboard_audit
-    from mqtemplate.operations.audit import default_audit_path
-
-    audit_path = audit_log or (default_audit_path() if allow_changes else None)
-    with ExitStack() as closing:
-        accounts = closing.enter_context(_accounts(call))
-        access = Access(
-            allow_changes=allow_changes,
-            allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
-            accounts=accounts,
-        )
-        audit = dashboard_audit(audit_path, SystemClock())
-        pages = closing.enter_context(places.pages(call, access, audit))
-        _serve(DashboardServer(pages, host, port), access, is_loopback=is_loopback, audit=audit_path)
-
-
-@contextmanager
-def _accounts(call: CommandCall) -> Iterator[AccessControl | None]:
-    """Yield the accounts of the configuration, which follow its changes; None if access control is off."""
-    from mqtemplate.context.settings.broker import acl_settings
-    from mqtemplate.running.reload import ConfigReload
-    from mqtemplate.running.server import accounts_part
-    from mqtemplate.server.acl.access import AccessControl
-
-    settings = call.settings()
-    if not settings.mqtemplate.server.acl.enabled:
-        yield None
-        return
-    accounts = AccessControl(acl_settings(settings.mqtemplate.server.acl))
-    reload = ConfigReload(settings, call.settings, [accounts_part(accounts)], sections=("mqtemplate.server.acl.",))
-    with reload.running():
-        yield accounts
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        raise typer.BadParameter(
-            f"must be a numeric address, such as 127.0.0.1 or ::1, got {host!r}", param_hint="--host"
-        ) from None
-
-
-@contextmanager
-def _source(call: CommandCall, *, needed: bool) -> Iterator[BrokerSource | None]:
-    """Yield the broker that the options name; None if they name none and only an application is shown."""
-    if call.name_server is None and call.folder is None and not needed:
-        yield None
-        return
-    from mqtemplate.console.sources import FolderSource, OpenSource
-    from mqtemplate.operations import BrokerAccess
-
-    settings = call.settings()
-    cluster = cluster_of(settings)
-    if cluster is not None:
-        with cluster:
-            label = call.name_server or settings.rocketmq.name_server or "cluster"
-            yield OpenSource(BrokerAccess(cluster), str(label))
-        return
-    if settings.store_path is None:
-        raise ConfigurationError(_NO_MEMORY)
-    yield FolderSource(Path(settings.store_path), settings.mqtemplate.broker)
-
-
-def _title(source: BrokerSource | None, application: str | None) -> str:
-    return masked_text(" · ".join(part for part in (None if source is None else source.label, application) if part))
-
-
-def _serve(server: DashboardServer, access: Access, *, is_loopback: bool, audit: Path | None) -> None:
-    from mqtemplate.context.signals import StopRequests
-    from mqtemplate.processes import prompt_threads
-
-    stop_requests = StopRequests()
-    # A count of a million messages must not delay the pages beside it.
-    with prompt_threads(), stop_requests.from_signals():
-        server.start()
-        try:
-            print_line(f"dashboard: http://{server.address}/sign-in?token={access.token}")
-            if audit is not None:
-                print_line(f"changes are logged to {audit}")
-            if not is_loopback:
-                print_line(
-                    f"warning: other machines can connect to {server.address} without encryption, so the token and "
-                    "messages can be read on the way; put a proxy with TLS before it, or use a tunnel",
-                    sys.stderr,
-                )
-            print_line("press Ctrl-C to stop")
-            stop_requests.wait()
-        finally:
-            server.stop()
-
-
-_MAX_TOKEN = 4_096
 _COLUMNS: Columns = {
     "LISTENER": "id",
     "GROUP": "group",
@@ -318,8 +47,6 @@ _COLUMNS: Columns = {
 
 _OFFSETS = ("topic", "broker", "queue", "before", "after", "skipped", "again")
 _OFFSET_COLUMNS: Columns = {name.upper(): name for name in _OFFSETS}
-
-Listener = Annotated[str, typer.Argument(metavar="LISTENER", help="id of the listener; see 'listeners ls'")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +64,8 @@ class ActuatorOptions:
             help="actuator of the application (default: mqtemplate.management.address and port of application.yml)",
         ),
     ] = None
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help=_TOKEN_FILE_HELP)] = None
-    token: Annotated[str | None, typer.Option(hidden=True, callback=_refuse_token)] = None
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help=TOKEN_FILE_HELP)] = None
+    token: Annotated[str | None, typer.Option(hidden=True, callback=refuse_token)] = None
 
     def client(self, call: CommandCall) -> ActuatorClient:
         """Return the client of the actuator that the options or the configuration name.
@@ -357,7 +84,29 @@ class ActuatorOptions:
             url = f"http://{host}:{management.port}"
         elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
             raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
-        return ActuatorClient(url, _token_of(call, self.token_file))
+        return ActuatorClient(url, token_of(call, self.token_file))
+
+
+def _listener_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the listeners that begin with a text, for the completion of a shell."""
+    given = {name: context.params.get(name) for name in ("url", "token_file")}
+    call = CommandCall(config=context.params.get("config"), profile=context.params.get("profile") or ())
+
+    def names() -> list[str]:
+        return [each["id"] for each in ActuatorOptions(**given).client(call).get("listeners")["listeners"]]
+
+    return completed(incomplete, names)
+
+
+_LISTENER_HELP = "id of the listener, the end of one, or a group"
+Listener = Annotated[str, typer.Argument(metavar="LISTENER", autocompletion=_listener_names, help=_LISTENER_HELP)]
+OneListener = Annotated[
+    str | None, typer.Argument(metavar="[LISTENER]", autocompletion=_listener_names, help=_LISTENER_HELP)
+]
+ListenerGroup = Annotated[
+    str | None,
+    typer.Option("--group", metavar="GROUP", help="all listeners of this group, in all processes of the application"),
+]
 
 
 # --- why ----------------------------------------------------------------------------------------
@@ -412,23 +161,33 @@ def _application_state(call: CommandCall, actuator: ActuatorOptions) -> Listener
 _LISTENERS = command_group("listeners", "Show and change the listeners of a running application.")
 
 
-@command(_LISTENERS, "ls", "listeners ls", "listeners ls --url http://127.0.0.1:9090 --json", without=("name_server",))
+@command(_LISTENERS, "ls", "listeners ls", "listeners ls --sort=-lag --json", without=("name_server",), is_list=True)
 def ls(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None:
     """Show the listeners with their states and lags."""
     found = actuator.client(call).get("listeners")["listeners"]
     call.output.table(found, _COLUMNS, "the application has no listeners")
 
 
-@command(_LISTENERS, "pause", "listeners pause shop.app.bill", without=("name_server",))
-def pause(call: CommandCall, listener: Listener, actuator: ActuatorOptions = ActuatorOptions()) -> None:
-    """Pause a listener: its handlers finish, and no further one starts. Its queues stay assigned."""
-    _change(call, listener, {"action": "pause"}, actuator)
+@command(_LISTENERS, "pause", "listeners pause bill", "listeners pause --group billing", without=("name_server",))
+def pause(
+    call: CommandCall,
+    listener: OneListener = None,
+    group: ListenerGroup = None,
+    actuator: ActuatorOptions = ActuatorOptions(),
+) -> None:
+    """Pause a listener, or all of a group, in all processes: handlers finish, no further one starts, queues stay."""
+    _change(call, listener, {"action": "pause"}, actuator, group)
 
 
-@command(_LISTENERS, "resume", "listeners resume shop.app.bill", without=("name_server",))
-def resume(call: CommandCall, listener: Listener, actuator: ActuatorOptions = ActuatorOptions()) -> None:
-    """Resume a paused listener."""
-    _change(call, listener, {"action": "resume"}, actuator)
+@command(_LISTENERS, "resume", "listeners resume bill", "listeners resume --group billing", without=("name_server",))
+def resume(
+    call: CommandCall,
+    listener: OneListener = None,
+    group: ListenerGroup = None,
+    actuator: ActuatorOptions = ActuatorOptions(),
+) -> None:
+    """Resume a paused listener, or all of a group, in all processes."""
+    _change(call, listener, {"action": "resume"}, actuator, group)
 
 
 @command(_LISTENERS, "concurrency", "listeners concurrency shop.app.bill 4", without=("name_server",))
@@ -455,7 +214,8 @@ def seek(
     call: CommandCall,
     listener: Listener,
     to: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="first, latest, an ISO time with a zone, or epoch milliseconds")
+        str | None,
+        typer.Option(metavar="PLACE", help="first, latest, yesterday, 20:00, an ISO time with a zone, or epoch ms"),
     ] = None,
     back: Annotated[str | None, typer.Option(metavar="DURATION", help="handle the last 2h, 30m, … again")] = None,
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="with --queue and --offset")] = None,
@@ -470,9 +230,19 @@ def seek(
 
     If several messages are skipped or delivered again, the command shows how many, and asks.
     """
+    from mqtemplate.operations.application import listeners_named
+    from mqtemplate.operations.bulk import named_time
+
     given = {"to": to, "back": back, "topic": topic, "queue": queue, "offset": offset, "broker": broker}
     change = {"action": "seek", **{key: value for key, value in given.items() if value is not None}}
-    _seek(call, f"listeners/{quote(listener, safe='')}", change, actuator, confirmation)
+    if to is not None and (time_ms := named_time(to, SystemClock().now_ms(), -1)) is not None:
+        call.output.note(f"--to is {zoned_text(time_ms)}")
+        change["to"] = time_ms
+    found = listeners_named(actuator.client(call).get("listeners")["listeners"], listener)
+    if len(found) > 1:
+        ids = ", ".join(each["id"] for each in found)
+        raise typer.BadParameter(f"group {listener!r} has several listeners: {ids}; give one", param_hint="LISTENER")
+    _seek(call, f"listeners/{quote(found[0]['id'], safe='')}", change, actuator, confirmation)
 
 
 def _seek(
@@ -501,6 +271,7 @@ def _seek(
     if record["change"] is not None:
         hint = f"mqtemplate undo {record['change']} --url {client.address}"
         call.output.note(f"this is change {record['change']} of the application; undo it with: {hint}")
+    call.output.document(record)
     _print_listener(call, record, change)
 
 
@@ -508,41 +279,45 @@ def _show_offsets(call: CommandCall, preview: ChangePreview) -> None:
     call.output.table(preview.document()["offsets"], _OFFSET_COLUMNS, "all offsets are there already")
 
 
-def _change(call: CommandCall, listener: str, change: dict[str, Any], actuator: ActuatorOptions) -> None:
-    _print_listener(call, actuator.client(call).post(f"listeners/{quote(listener, safe='')}", change), change)
+def _change(
+    call: CommandCall,
+    listener: str | None,
+    change: dict[str, Any],
+    actuator: ActuatorOptions,
+    group: str | None = None,
+) -> None:
+    """Change a listener, or those of a group, in all processes of the application, and print them.
+
+    Raises:
+        BrokerError: One was not changed in all processes; the others were.
+    """
+    from mqtemplate.operations.application import change_each, listeners_named, listeners_of_group
+
+    if (listener is None) == (group is None):
+        raise typer.BadParameter("give a listener, or --group", param_hint="LISTENER")
+    client = actuator.client(call)
+    known = client.get("listeners")["listeners"]
+    found = listeners_of_group(known, group) if listener is None and group else listeners_named(known, listener or "")
+    records, failed = change_each(client.post, [each["id"] for each in found], change)
+    call.output.document(records[0] if group is None and len(records) == 1 else records)
+    for each in records:
+        _print_listener(call, each, change)
+    if group is not None:
+        call.output.note(
+            f"reached: all processes of the application at {client.address}; members of group {group} in other "
+            f"applications go on, see them with: mqtemplate groups {group}"
+        )
+    if failed is not None:
+        raise failed
 
 
 def _print_listener(call: CommandCall, record: dict[str, Any], change: dict[str, Any]) -> None:
-    call.output.document(record)
     threads = f", {record['threads']} handlers at a time" if change["action"] == "concurrency" else ""
     workers = [each["worker"] for each in record.get("workers", ())]
     where = f" in {'workers' if len(workers) > 1 else 'worker'} {', '.join(workers)}" if workers else ""
     call.output.line(
         f"{record['id']} is {record['state']}{where}; lag {record['lag']}, in flight {record['inFlight']}{threads}"
     )
-
-
-def _token_of(call: CommandCall, file: Path | None) -> str | None:
-    """Return the token of a file, or of the configuration; None without one.
-
-    Raises:
-        ConfigurationError: The file cannot be read.
-    """
-    if file is None:
-        token = call.settings().mqtemplate.management.token
-        return None if token is None else token.get_secret_value()
-    try:
-        text = sys.stdin.read(_MAX_TOKEN) if str(file) == "-" else _text_of(file)
-    except (OSError, ValueError) as exc:
-        raise ConfigurationError(f"the token cannot be read from {file}: {exc}") from exc
-    if not text.strip():
-        raise ConfigurationError(f"{file} contains no token; write the value of mqtemplate.management.token into it")
-    return text.strip()
-
-
-def _text_of(file: Path) -> str:
-    with file.open(encoding="utf-8") as opened:
-        return opened.read(_MAX_TOKEN)
 
 
 def _state(record: Any) -> str:
@@ -564,7 +339,7 @@ Name = Annotated[str, typer.Argument(metavar="SCHEDULE", help="name of the sched
 _SCHEDULES = command_group("schedules", "Show and change the schedules of a running application.")
 
 
-@command(_SCHEDULES, "ls", "schedules ls", "schedules ls --url http://127.0.0.1:9090 --json", without=("name_server",))
+@command(_SCHEDULES, "ls", "schedules ls", "schedules ls --json", without=("name_server",), is_list=True)
 def ls_schedules(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None:
     """Show the schedules with their next runs."""
     found = actuator.client(call).get("schedules")["schedules"]
@@ -582,11 +357,16 @@ def pause_schedule(
     call: CommandCall,
     schedule: Name,
     until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="ISO time with a zone; without it until 'schedules resume'")
+        str | None, typer.Option(metavar="TIME", help="'tomorrow 08:00', ISO time with a zone; default: until 'resume'")
     ] = None,
     actuator: ActuatorOptions = ActuatorOptions(),
 ) -> None:
     """Skip the runs of a schedule in all processes. Skipped runs are not caught up."""
+    from mqtemplate.operations.bulk import named_time
+
+    if until is not None and (time_ms := named_time(until, SystemClock().now_ms(), 1)) is not None:
+        call.output.note(f"--until is {zoned_text(time_ms)}")
+        until = datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat()
     _change_schedule(call, schedule, {"action": "pause"} | ({} if until is None else {"until": until}), actuator)
 
 
@@ -624,7 +404,7 @@ _CHANGE_COLUMNS: Columns = {
 _OF = ("listener", "group", "topic", "name", "filter", "undo_of")
 
 
-@command(TOP, "changes", "changes", "changes --max-count 5 --json", "changes --url http://127.0.0.1:9090")
+@command(TOP, "changes", "changes", "changes --max-count 5 --json", "changes --url http://127.0.0.1:9090", is_list=True)
 def changes(
     call: CommandCall,
     max_count: Annotated[int, typer.Option(min=1, help="most changes")] = 20,

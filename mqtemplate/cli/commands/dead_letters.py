@@ -8,23 +8,45 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.formats import body_fields, message_fields, named_values, past_time, record_body, record_of
-from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, existing_file
+from mqtemplate.cli.formats import (
+    body_fields,
+    message_fields,
+    named_values,
+    past_time,
+    property_option,
+    record_body,
+    record_of,
+)
+from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, existing_file, group_names
 from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import body_text, pretty_body, properties_text, time_text
 from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
     from mqtemplate.operations import BrokerAccess, DeadLetterMessage, LetterEdit, LetterFilter
-    from mqtemplate.operations.dead_letters import LettersChange
+    from mqtemplate.operations.changes import ChangeResult
+    from mqtemplate.operations.dead_letters import LetterSummary
+    from mqtemplate.operations.letter_changes import LettersChange
+    from mqtemplate.results import SendResult
 
-_GROUP_COLUMNS: Columns = {"GROUP": "group", "OPEN": "open", "SENT AGAIN": "resent", "PURGED": "purged"}
+_GROUP_COLUMNS: Columns = {
+    "GROUP": "group",
+    "OPEN": "open",
+    "SENT AGAIN": "resent",
+    "PURGED": "purged",
+    "LAST DAY": "last_day",
+    "YESTERDAY": "yesterday",
+    "NEWEST": lambda record: time_text(record["newest_ms"]),
+    "CAUSE OF THE NEWEST": "cause",
+}
 _COLUMNS: Columns = {
     "STORED": lambda record: time_text(record["store_timestamp"]),
     "STATE": "state",
@@ -53,7 +75,11 @@ _FIELDS: Columns = {
     "body": record_body,
 }
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="the consumer group")]
+Group = Annotated[str, typer.Argument(metavar="GROUP", autocompletion=group_names, help="the consumer group")]
+OneOrAll = Annotated[
+    str | None,
+    typer.Argument(metavar="[GROUP]", autocompletion=group_names, help="the consumer group; without it all groups"),
+]
 Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="ids of dead letters, or of their messages")]
 Letter = Annotated[str, typer.Argument(metavar="ID", help="id of the dead letter, or of its message")]
 Rate = Annotated[float | None, typer.Option(help="most messages per second")]
@@ -72,6 +98,9 @@ class LetterOptions:
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="the topic that the message was sent to")] = None
     key: Annotated[str | None, typer.Option(metavar="KEY", help="a key of the message")] = None
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="the tag of the message")] = None
+    prop: Annotated[str | None, typer.Option("--property", metavar="NAME=VALUE", help="a property of the message")] = (
+        None
+    )
 
     def wanted(self, access: BrokerAccess, *, any_state: bool = False) -> LetterFilter:
         """Return the filter."""
@@ -81,11 +110,12 @@ class LetterOptions:
         return LetterFilter(
             state=None if any_state else LetterState.OPEN,
             after_ms=past_time(self.since, now_ms, "--since"),
-            before_ms=past_time(self.until, now_ms, "--until"),
+            before_ms=past_time(self.until, now_ms, "--until", is_end=True),
             cause=self.cause,
             topic=self.topic,
             key=self.key,
             tag=self.tag,
+            with_property=property_option(self.prop),
         )
 
 
@@ -94,6 +124,16 @@ class LetterChoice(LetterOptions):
     """Options that choose the dead letters of a change: by id, by a filter, or all."""
 
     all_letters: Annotated[bool, typer.Option("--all", help="all that are neither sent again nor purged")] = False
+
+    def selected_of_groups(
+        self, access: BrokerAccess, group: str | None, ids: list[str] | None
+    ) -> list[tuple[str, list[DeadLetterMessage], dict[str, Any]]]:
+        """Return the dead letters that the arguments name of one group, or by group: name and `selected`."""
+        from mqtemplate.operations import DeadLetters
+
+        groups = [group] if group is not None else sorted(DeadLetters(access).groups())
+        found = [(name, *self.selected(access, name, ids)) for name in groups]
+        return [each for each in found if each[1] or group is not None]
 
     def selected(
         self, access: BrokerAccess, group: str, ids: list[str] | None
@@ -111,7 +151,8 @@ class LetterChoice(LetterOptions):
         letters = DeadLetters(access)
         if ids:
             return letters.get_all(group, ids), {"is_named": True}
-        given = {field.name: value for field in fields(self) if isinstance(value := getattr(self, field.name), str)}
+        names = {each.name: "property" if each.name == "prop" else each.name for each in fields(self)}
+        given = {title: value for name, title in names.items() if isinstance(value := getattr(self, name), str)}
         return list(letters.find(group, wanted)), {"target": {"filter": given}}
 
 
@@ -121,31 +162,42 @@ _DLQ = command_group("dlq", "Show dead letters with their causes, and send them 
 # --- reading ------------------------------------------------------------------------------------
 
 
-@command(_DLQ, "ls", "dlq ls", "dlq ls billing", "dlq ls billing --cause TimeoutError --since 24h --json")
+@command(_DLQ, "ls", "dlq ls", "dlq ls billing", "dlq ls --since yesterday --sort cause", is_list=True)
 def ls(
     call: CommandCall,
-    group: Annotated[str | None, typer.Argument(metavar="[GROUP]")] = None,
+    group: Annotated[str | None, typer.Argument(metavar="[GROUP]", autocompletion=group_names)] = None,
     options: LetterOptions = LetterOptions(),
     any_state: Annotated[bool, typer.Option("--all", help="show those that were sent again or purged too")] = False,
     max_count: Annotated[int, typer.Option(min=1, help="most dead letters")] = 100,
 ) -> None:
-    """List the groups that have dead letters, or the dead letters of one group."""
-    from mqtemplate.operations import DeadLetters
+    """List the groups that have dead letters; or the dead letters of one group, or of all that match a filter."""
+    from mqtemplate.operations import DeadLetters, LetterFilter
 
     with call.access() as access:
-        letters = DeadLetters(access)
-        if group is None:
-            counts = [
-                {"group": name, "count": each.stored, **record_of(each, "open", "resent", "purged")}
-                for name, each in letters.counts().items()
-            ]
-            call.output.table(counts, _GROUP_COLUMNS, "no dead letters")
+        letters, wanted = DeadLetters(access), options.wanted(access, any_state=any_state)
+        if group is None and wanted == LetterFilter():
+            rows = [_group_record(name, each) for name, each in letters.summaries().items()]
+            call.output.table(rows, _GROUP_COLUMNS, "no dead letters")
             return
-        wanted = options.wanted(access, any_state=any_state)
-        found = [each for each, _ in zip(letters.find(group, wanted), range(max_count + 1), strict=False)]
-    call.output.table([_record(each) for each in found[:max_count]], _COLUMNS, "no dead letters")
+        groups = [group] if group is not None else sorted(letters.groups())
+        matching = chain.from_iterable(letters.find(name, wanted) for name in groups)
+        found = list(islice(matching, max_count + 1))
+    columns = _COLUMNS if group is not None else {"GROUP": "group", **_COLUMNS}
+    call.output.table([_record(each) for each in found[:max_count]], columns, "no dead letters")
     if len(found) > max_count:
         call.output.note(f"there are more than {max_count}; see more with --max-count, or filter")
+
+
+def _group_record(group: str, found: LetterSummary) -> dict[str, Any]:
+    newest = found.newest
+    return {
+        "group": group,
+        "count": found.counts.stored,
+        **record_of(found.counts, "open", "resent", "purged"),
+        **record_of(found, "last_day", "yesterday"),
+        "newest_ms": None if newest is None else newest.message.store_timestamp,
+        "cause": None if newest is None else newest.cause or "unknown",
+    }
 
 
 @command(_DLQ, "show", "dlq show billing 7F00000100002A9F000000000000041B")
@@ -236,7 +288,7 @@ def edit(
 ) -> None:
     """Change body or properties of a dead letter, and send it again. Without an option $EDITOR opens the body."""
     from mqtemplate.operations import DeadLetters, LetterEdit
-    from mqtemplate.operations.dead_letters import LetterAction, LettersChange
+    from mqtemplate.operations.letter_changes import LetterAction, LettersChange
 
     if body is not None and body_file is not None:
         raise typer.BadParameter("give --body or --body-file, not both", param_hint="--body")
@@ -253,7 +305,9 @@ def edit(
         edited = LettersChange(
             access, group, [letter], LetterAction.EDIT, edit=changes, only_group=only_group, is_named=True
         )
-        _change(call, edited, confirmation)
+        for _, made in _made(call, [edited], confirmation):
+            call.output.document([_sent_record(letter, *made.details)])
+            call.output.line(made.text)
 
 
 def _edited(body: bytes) -> bytes:
@@ -288,10 +342,11 @@ def _show_edit(call: CommandCall, letter: DeadLetterMessage, changes: LetterEdit
     "dlq resend billing ID",
     "dlq resend billing --cause TimeoutError --since 2h --dry-run",
     "dlq resend billing --all --rate 50 --yes",
+    "dlq resend --since yesterday --until yesterday",
 )
 def resend(
     call: CommandCall,
-    group: Group,
+    group: OneOrAll = None,
     ids: Ids = None,
     choice: LetterChoice = LetterChoice(),
     only_group: OnlyGroup = False,
@@ -299,48 +354,73 @@ def resend(
     *,
     confirmation: Confirmation,
 ) -> None:
-    """Send dead letters to their original topics again: by id, or all that match.
+    """Send dead letters to their original topics again: by id, or all that match, of one group or of all.
 
     They are marked as sent again, so a second call leaves them out; an id sends one in any state.
     """
-    from mqtemplate.operations.dead_letters import LetterAction, LettersChange
+    from mqtemplate.operations.letter_changes import LetterAction, LettersChange
 
     with call.access() as access:
-        found, named = choice.selected(access, group, ids)
-        change = LettersChange(access, group, found, LetterAction.RESEND, only_group=only_group, rate=rate, **named)
-        _change(call, change, confirmation)
+        changes = [
+            LettersChange(access, name, found, LetterAction.RESEND, only_group=only_group, rate=rate, **named)
+            for name, found, named in choice.selected_of_groups(access, group, ids)
+        ]
+        resent = []
+        for change, made in _made(call, changes, confirmation):
+            resent += [_sent_record(*pair) for pair in zip(change.letters, made.details, strict=True)]
+            call.output.line(made.text)
+        _print_document(call, changes, confirmation, resent)
 
 
-def _change(call: CommandCall, change: LettersChange, confirmation: Confirmation) -> None:
-    """Make a change of dead letters after a preview, and print the result."""
-    letters = change.letters
+def _made(
+    call: CommandCall, changes: Sequence[LettersChange], confirmation: Confirmation
+) -> Iterator[tuple[LettersChange, ChangeResult]]:
+    """Make changes of dead letters, each after its preview, and yield those that have an effect."""
+    letters = [each for change in changes for each in change.letters]
     if confirmation.dry_run or not letters:
         call.output.table([_record(each) for each in letters], _COLUMNS, "no dead letter matches")
-    made = call.make(change, confirmation, "changing")
-    if made is None:
-        return
-    if made.details is None:
-        call.output.document({"purged": made.facts["count"]})
-    else:
-        results = zip(letters, made.details, strict=True)
-        call.output.document(
-            [{"id": each.id, "topic": sent.message_queue.topic, "msg_id": sent.msg_id} for each, sent in results]
-        )
-    call.output.line(made.text)
+    for change in changes:
+        if len(changes) > 1:
+            call.output.note(f"group {change.group}:")
+        made = call.make(change, confirmation, "changing")
+        if made is not None:
+            yield change, made
+
+
+def _sent_record(letter: DeadLetterMessage, sent: SendResult) -> dict[str, Any]:
+    return {"id": letter.id, "topic": sent.message_queue.topic, "msg_id": sent.msg_id}
+
+
+def _print_document(
+    call: CommandCall, changes: Sequence[LettersChange], confirmation: Confirmation, document: object
+) -> None:
+    """Write the result as JSON, unless the dead letters were written."""
+    if not confirmation.dry_run and any(change.letters for change in changes):
+        call.output.document(document)
 
 
 @command(_DLQ, "purge", "dlq purge billing ID", "dlq purge billing --until 24h --yes")
 def purge(
     call: CommandCall,
-    group: Group,
+    group: OneOrAll = None,
     ids: Ids = None,
     choice: LetterChoice = LetterChoice(),
     *,
     confirmation: Confirmation,
 ) -> None:
-    """Mark dead letters as purged: by id, or all that match. Lists leave them out, and retention deletes them."""
-    from mqtemplate.operations.dead_letters import LetterAction, LettersChange
+    """Mark dead letters as purged: by id, or all that match, of one group or of all.
+
+    Lists leave them out, and retention deletes them.
+    """
+    from mqtemplate.operations.letter_changes import LetterAction, LettersChange
 
     with call.access() as access:
-        found, named = choice.selected(access, group, ids)
-        _change(call, LettersChange(access, group, found, LetterAction.PURGE, **named), confirmation)
+        changes = [
+            LettersChange(access, name, found, LetterAction.PURGE, **named)
+            for name, found, named in choice.selected_of_groups(access, group, ids)
+        ]
+        purged = 0
+        for _, made in _made(call, changes, confirmation):
+            purged += made.facts["count"]
+            call.output.line(made.text)
+        _print_document(call, changes, confirmation, {"purged": purged})

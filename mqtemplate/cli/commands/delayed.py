@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.cli.formats import body_fields, duration, future_time, record_body, record_of
-from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group
-from mqtemplate.cli.output import Columns
+from mqtemplate.cli.formats import body_fields, duration, future_time, property_option, record_body, record_of
+from mqtemplate.cli.invocation import CommandCall, Confirmation, command, command_group, topic_names
+from mqtemplate.cli.output import Columns, Shown
 from mqtemplate.converters.readable import properties_text, size_text, span_text, time_text
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ _MOST_SHOWN = 1_000
 _DOING = {"cancel": "cancelling", "shift": "rescheduling", "move": "rescheduling", "deliver": "rescheduling"}
 _COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
-    "IN": lambda record: span_text(record["in_ms"]),
+    "IN": Shown("in_ms", span_text),
     "TOPIC": "topic",
     "TAG": "tags",
     "KEYS": "keys",
     "LEVEL": lambda record: record["delay_level"] or "",
-    "SIZE": lambda record: size_text(record["body_size"]),
+    "SIZE": Shown("body_size", size_text),
     "ID": "msg_id",
 }
 _FIELDS: Columns = {
@@ -44,17 +44,23 @@ _FIELDS: Columns = {
     "body": record_body,
 }
 
-Topic = Annotated[str | None, typer.Option(metavar="TOPIC", help="only messages for this topic")]
+Topic = Annotated[
+    str | None, typer.Option(metavar="TOPIC", autocompletion=topic_names, help="only messages for this topic")
+]
 Key = Annotated[str | None, typer.Option(metavar="KEY", help="only messages with this key or id")]
+Property = Annotated[
+    str | None, typer.Option("--property", metavar="NAME=VALUE", help="only messages with this property")
+]
 Rate = Annotated[float | None, typer.Option(help="most messages per second")]
 
 
 @dataclass(frozen=True, slots=True)
 class DueOptions:
-    """Options that filter pending messages by topic, tag and deliver time."""
+    """Options that filter pending messages by topic, tag, property and deliver time."""
 
     topic: Topic = None
     tag: Annotated[str | None, typer.Option(metavar="TAG", help="only messages with this tag")] = None
+    prop: Property = None
     after: Annotated[
         str | None, typer.Option(metavar="TIME", help="due at this time or later: 2h (from now), a time")
     ] = None
@@ -70,8 +76,9 @@ class DueOptions:
             topic=self.topic,
             key=key,
             tag=self.tag,
+            with_property=property_option(self.prop),
             after_ms=future_time(self.after, now_ms, "--after"),
-            before_ms=future_time(self.before, now_ms, "--before"),
+            before_ms=future_time(self.before, now_ms, "--before", is_end=True),
         )
 
 
@@ -81,7 +88,14 @@ _DELAYED = command_group("delayed", "Show, cancel and reschedule pending message
 # --- queries ------------------------------------------------------------------------------------
 
 
-@command(_DELAYED, "ls", "delayed ls", "delayed ls --topic reminders --before 2h", "delayed ls --key 4466 --json")
+@command(
+    _DELAYED,
+    "ls",
+    "delayed ls",
+    "delayed ls --topic reminders --before 2h",
+    "delayed ls --key 4466 --json",
+    is_list=True,
+)
 def ls(
     call: CommandCall,
     options: DueOptions = DueOptions(),
@@ -242,6 +256,7 @@ def reschedule(
     "purge",
     "delayed purge --topic reminders --dry-run",
     "delayed purge --tag trial --after 24h --rate 500 --yes",
+    "delayed purge --property tenant=T",
 )
 def purge(
     call: CommandCall,
@@ -267,6 +282,8 @@ def purge(
 def _filter_of(query: PendingQuery) -> dict[str, object]:
     """Return a filter for the audit log."""
     given = {name: getattr(query, name) for name in ("topic", "key", "tag", "after_ms", "before_ms")}
+    if query.with_property is not None:
+        given["property"] = "=".join(query.with_property)
     return {"filter": {name: value for name, value in given.items() if value is not None}}
 
 
@@ -285,6 +302,7 @@ def _change_named(
         UnknownNameError: No message was changed.
     """
     from mqtemplate.errors import UnknownNameError
+    from mqtemplate.message import split_keys
     from mqtemplate.operations import DelayedOperations, PendingAction
 
     pending = DelayedOperations(access)
@@ -299,7 +317,12 @@ def _change_named(
         state = pending.cancel(name, topic) if is_cancel else pending.reschedule(name, deliver_ms, topic)
         _check_changed(call, name, state.status, state.count)
         return
-    _change_found(call, access, found, change, {"name": name, "topic": topic}, rate, confirmation, name)
+    # A key may look like the beginning of an id: a message that is found by that is shown, and confirmed.
+    is_beginning = all(
+        each.msg_id.startswith(name) and name not in (each.msg_id, *split_keys(each.keys)) for each in found
+    )
+    target: dict[str, object] = {"name": name, "topic": topic}
+    _change_found(call, access, found, change, target, rate, confirmation, None if is_beginning else name)
 
 
 def _change_found(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqtemplate.cli.formats import body_of, duration, future_time, message_fields, named_values, past_time, record_of
-from mqtemplate.cli.invocation import TOP, CommandCall, command, existing_file
+from mqtemplate.cli.invocation import TOP, CommandCall, command, existing_file, topic_names
 from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import pretty_body, properties_text, short_body, time_text
 
@@ -67,7 +67,7 @@ Key = Annotated[str | None, typer.Option(metavar="KEY", help="only messages with
 )
 def send(
     call: CommandCall,
-    destination: Annotated[str, typer.Argument(metavar="TOPIC[:TAG]")],
+    destination: Annotated[str, typer.Argument(metavar="TOPIC[:TAG]", autocompletion=topic_names)],
     body: Annotated[str | None, typer.Argument(metavar="[BODY]", help="the text of the message")] = None,
     file: Annotated[Path | None, typer.Option(metavar="PATH", help="read the body from a file; - is the input")] = None,
     lines: Annotated[bool, typer.Option("--lines", help="send each line of the standard input as a message")] = False,
@@ -143,7 +143,7 @@ def _print_results(call: CommandCall, results: list[SendResult]) -> None:
 )
 def tail(
     call: CommandCall,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=topic_names)],
     tags: Tags = None,
     sql: Sql = None,
     key: Key = None,
@@ -216,12 +216,16 @@ def _print_message(call: CommandCall, message: MessageExt) -> None:
     "messages",
     "messages --id 7F0000010000000000000000000000A1",
     "messages orders --key 4466",
-    "messages orders --from 2h --to 1h --max-count 500 --json",
+    "messages orders --from yesterday --to yesterday --max-count 500 --json",
+    is_list=True,
 )
 def messages(
     call: CommandCall,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
-    msg_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="show one message; both ids work")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", autocompletion=topic_names)] = None,
+    msg_id: Annotated[
+        str | None,
+        typer.Option("--id", metavar="ID", help="show one message: both ids work, and the beginning of one"),
+    ] = None,
     key: Key = None,
     tags: Tags = None,
     sql: Sql = None,
@@ -238,10 +242,10 @@ def messages(
     with call.access() as access:
         search = MessageSearch(access)
         if msg_id is not None:
-            call.output.fields(message_fields(search.by_id(msg_id, topic)), _FIELDS)
+            call.output.fields(message_fields(_by_id(access, msg_id, topic)), _FIELDS)
             return
         now_ms = access.broker.clock.now_ms()
-        begin_ms, end_ms = past_time(start, now_ms, "--from") or 0, past_time(end, now_ms, "--to")
+        begin_ms, end_ms = past_time(start, now_ms, "--from") or 0, past_time(end, now_ms, "--to", is_end=True)
         if key is not None:
             found = search.by_key(topic or "", key, max_count, begin_ms, end_ms)
         else:
@@ -250,6 +254,25 @@ def messages(
     if not found and not call.as_json:
         raise UnknownNameError(f"topic {topic!r} has no such message")
     call.output.table([message_fields(each) for each in found], _MESSAGE_COLUMNS, "no messages")
+
+
+def _by_id(access: BrokerAccess, msg_id: str, topic: str | None) -> MessageExt:
+    """Return the message with an id, or the only one whose id begins so.
+
+    Raises:
+        UnknownNameError: There is none, or several ids begin so.
+    """
+    from mqtemplate.errors import UnknownNameError
+    from mqtemplate.operations import MessageSearch
+    from mqtemplate.operations.search import messages_beginning
+
+    try:
+        return MessageSearch(access).by_id(msg_id, topic)
+    except UnknownNameError:
+        found = [each for each in messages_beginning(access, msg_id, topic) if each.deliver_ms is None]
+        if not found:
+            raise
+        return MessageSearch(access).by_id(found[0].msg_id, found[0].topic)
 
 
 def _selector(tags: str | None, sql: str | None) -> Selector | None:

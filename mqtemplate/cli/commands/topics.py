@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mqtemplate.cli.formats import past_time, record_of
-from mqtemplate.cli.invocation import TOP, CommandCall, Confirmation, command, command_group
-from mqtemplate.cli.output import Columns
+from mqtemplate.cli.invocation import (
+    TOP,
+    CommandCall,
+    Confirmation,
+    command,
+    command_group,
+    group_names,
+    topic_names,
+)
+from mqtemplate.cli.output import Columns, Shown
 from mqtemplate.converters.readable import span_text, time_text
 
 if TYPE_CHECKING:
@@ -40,7 +48,7 @@ _GROUP_COLUMNS: Columns = {
     "GROUP": "name",
     "MEMBERS": lambda record: len(record["members"]),
     "LAG": "lag",
-    "BEHIND": lambda record: span_text(record["behind_ms"]) if record["behind_ms"] else "",
+    "BEHIND": Shown("behind_ms", lambda value: span_text(value) if value else ""),
     "MODEL": "message_model",
     "TOPICS": lambda record: ", ".join(record["topics"]),
 }
@@ -114,10 +122,12 @@ def _command_of(kind: str, name: str) -> str | None:
 # --- topics -------------------------------------------------------------------------------------
 
 
-@command(TOP, "topics", "topics", "topics orders", "topics --all --json --name-server 127.0.0.1:9876")
+@command(TOP, "topics", "topics", "topics orders", "topics --sort=-messages", is_list=True)
 def topics(
     call: CommandCall,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="show the queues of this topic")] = None,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="[TOPIC]", autocompletion=topic_names, help="show the queues of this topic")
+    ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="show retry, dead-letter and system topics too")] = False,
 ) -> None:
     """List topics with their messages, or the queues and groups of one topic."""
@@ -154,11 +164,12 @@ def _topic_record(topic: TopicInfo) -> dict[str, Any]:
 # --- groups -------------------------------------------------------------------------------------
 
 
-@command(TOP, "groups", "groups", "groups billing", "groups --json --name-server embedded:./data")
+@command(TOP, "groups", "groups", "groups billing", "groups --sort=-lag --json", is_list=True)
 def groups(
     call: CommandCall,
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="show members and queues of this group")
+        str | None,
+        typer.Argument(metavar="[GROUP]", autocompletion=group_names, help="show members and queues of this group"),
     ] = None,
 ) -> None:
     """List consumer groups with their lag, or members, subscriptions and queues of one group.
@@ -213,11 +224,11 @@ def _group_record(group: GroupInfo, access: BrokerAccess) -> dict[str, Any]:
 # --- offsets ------------------------------------------------------------------------------------
 
 
-@command(_OFFSETS, "show", "offsets show billing", "offsets show billing orders --json")
+@command(_OFFSETS, "show", "offsets show billing", "offsets show billing orders --json", is_list=True)
 def show_offsets(
     call: CommandCall,
-    group: Annotated[str, typer.Argument(metavar="GROUP")],
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
+    group: Annotated[str, typer.Argument(metavar="GROUP", autocompletion=group_names)],
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", autocompletion=topic_names)] = None,
 ) -> None:
     """Show the committed offsets of a group in all queues, or in the queues of one topic."""
     with call.access() as access:
@@ -236,8 +247,8 @@ def show_offsets(
 )
 def reset_offsets(
     call: CommandCall,
-    group: Annotated[str, typer.Argument(metavar="GROUP")],
-    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    group: Annotated[str, typer.Argument(metavar="GROUP", autocompletion=group_names)],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=topic_names)],
     to: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="'earliest', 'latest', or a time: '2h' (ago), 2026-01-31T08:00, epoch ms"),
@@ -273,7 +284,7 @@ def offsets_table(call: CommandCall, changes: Sequence[OffsetChange]) -> None:
 @command(_OFFSETS, "forget", "offsets forget billing --dry-run", "offsets forget billing --yes")
 def forget_offsets(
     call: CommandCall,
-    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    group: Annotated[str, typer.Argument(metavar="GROUP", autocompletion=group_names)],
     *,
     confirmation: Confirmation,
 ) -> None:

@@ -20,6 +20,7 @@ async function loadParts(root) {
       part.className = "note bad";
     }
     part.removeAttribute("aria-busy");
+    showTimes(part);
   }));
 }
 
@@ -58,11 +59,18 @@ async function refresh() {
   if (!page.body.dataset.refresh) delete document.body.dataset.refresh;
 }
 
+function hasOpenMenu() {
+  return "popover" in HTMLElement.prototype && document.querySelector(":popover-open") !== null;
+}
+
 async function keepCurrent() {
   const seconds = Number(document.body.dataset.refresh);
   if (!seconds) return;
   try {
-    if (!document.hidden) await refresh();
+    if (!document.hidden && !hasOpenMenu()) {
+      await refresh();
+      showTimes(document);
+    }
   } finally {
     setTimeout(keepCurrent, seconds * 1000);
   }
@@ -101,9 +109,63 @@ function switchTheme() {
     ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
-  const path = document.body.dataset.mount || "/";
-  document.cookie = `mqtemplate_theme=${root.dataset.theme}; Path=${path}; Max-Age=31536000; SameSite=Strict`;
+  remember("theme", root.dataset.theme);
 }
+
+function remember(name, value) {
+  const path = document.body.dataset.mount || "/";
+  document.cookie = `mqtemplate_${name}=${value}; Path=${path}; Max-Age=31536000; SameSite=Strict`;
+}
+
+// --- the zone of times --------------------------------------------------------------------------
+
+// The server writes times in its zone. A page shows them in that one, in UTC, or in the zone of the browser.
+const ZONES = ["server", "utc", "browser"];
+const FULL_TIME = /^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$/;
+const pad = (number) => String(number).padStart(2, "0");
+
+function zone() {
+  const found = document.cookie.match(/mqtemplate_times=(\w+)/)?.[1];
+  return ZONES.includes(found) ? found : "server";
+}
+
+function isoIn(moment, where) {
+  if (where === "utc") return moment.toISOString().slice(0, 19);
+  const day = [moment.getFullYear(), pad(moment.getMonth() + 1), pad(moment.getDate())].join("-");
+  return `${day}T${[moment.getHours(), moment.getMinutes(), moment.getSeconds()].map(pad).join(":")}`;
+}
+
+function showTimes(root) {
+  const where = zone();
+  for (const each of root.querySelectorAll("time[datetime]")) {
+    if (!FULL_TIME.test(each.textContent)) continue;
+    const iso = where === "server" ? each.dateTime.slice(0, 19) : isoIn(new Date(each.dateTime), where);
+    each.textContent = iso.replace("T", " ");
+  }
+  for (const each of root.querySelectorAll("input[data-ms]")) {
+    if (!each.dataset.ms) continue;
+    each.dataset.server ??= each.value;
+    each.value = where === "server" ? each.dataset.server : isoIn(new Date(Number(each.dataset.ms)), where);
+  }
+  for (const each of root.querySelectorAll("[data-zone]")) {
+    const names = { server: each.dataset.zone, utc: "UTC", browser: Intl.DateTimeFormat().resolvedOptions().timeZone };
+    each.textContent = names[where] + (where === "browser" ? " (this browser)" : "");
+  }
+}
+
+function switchTimes() {
+  remember("times", ZONES[(ZONES.indexOf(zone()) + 1) % ZONES.length]);
+  showTimes(document);
+}
+
+// A time that is typed is in the zone that is shown: the server gets epoch milliseconds.
+document.addEventListener("formdata", (event) => {
+  const where = zone();
+  if (where === "server") return;
+  for (const each of event.target.querySelectorAll("input[data-ms]")) {
+    if (each.value) event.formData.set(each.name, String(Date.parse(each.value + (where === "utc" ? "Z" : ""))));
+  }
+});
 
 // --- forms --------------------------------------------------------------------------------------
 
@@ -131,6 +193,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-do]");
   if (!button) return;
   if (button.dataset.do === "theme") switchTheme();
+  if (button.dataset.do === "times") switchTimes();
   if (button.dataset.do === "keys") document.getElementById("keys").showModal();
   if (button.dataset.do === "add-property") addProperty(button);
   if (button.dataset.do === "remove-property") button.closest("tr").remove();
@@ -215,7 +278,11 @@ function followTopic(table) {
     if (isPaused) return;
     const message = JSON.parse(event.data);
     const row = rows.insertRow(0);
-    cell(row, message.time, "mono");
+    const time = document.createElement("time");
+    time.dateTime = message.exact;
+    time.textContent = message.time;
+    cell(row, "", "mono").append(time);
+    showTimes(row);
     const link = document.createElement("a");
     link.href = `${table.dataset.message}?${new URLSearchParams({ id: message.id, topic: message.topic })}`;
     link.textContent = message.keys || message.id;
@@ -235,3 +302,4 @@ nameCells(document);
 loadParts(document);
 if (document.body.dataset.refresh) setTimeout(keepCurrent, Number(document.body.dataset.refresh) * 1000);
 document.querySelectorAll("[data-stream]").forEach(followTopic);
+if (zone() !== "server") showTimes(document);

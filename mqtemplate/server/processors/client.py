@@ -407,6 +407,7 @@ class DelayedMessageProcessor:
             messages=[_message_data(message) for message in messages],
             has_more=page.cursor is not None or not is_whole,
             cursor=page.cursor if is_whole and header.max_records is not None else None,
+            compared_property=header.compared_property,
         )
 
     @answers(RequestCode.COUNT_PENDING_MESSAGES, slow=True)
@@ -416,7 +417,9 @@ class DelayedMessageProcessor:
             counts, cursor = self.engine.delayed.count_pending_step(
                 _query(header), header.bucket_millis, header.cursor, limit, _MAX_BUCKETS
             )
-        return own.PendingCountsData(total=counts.total, buckets=counts.buckets, cursor=cursor)
+        return own.PendingCountsData(
+            total=counts.total, buckets=counts.buckets, cursor=cursor, compared_property=header.compared_property
+        )
 
 
 def _limit(connection: Connection, max_records: int | None) -> ScanLimit:
@@ -449,10 +452,12 @@ def _change_data(change: ScheduleChange) -> own.ScheduleChangeData:
 
 
 def _query(header: own.PendingQueryRequestHeader) -> PendingQuery:
+    text = header.compared_property
     return PendingQuery(
         topic=header.topic,
         key=header.key,
         tag=header.tag,
+        with_property=None if text is None else (text.partition("=")[0], text.partition("=")[2]),
         before_ms=header.before_time,
         after_ms=header.after_time,
         newest=header.newest,

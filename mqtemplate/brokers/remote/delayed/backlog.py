@@ -388,6 +388,7 @@ class Backlog:
             self.is_own(record)
             and (query.topic is None or topic == query.topic)
             and (query.tag is None or record.tags == query.tag)
+            and (query.with_property is None or query.with_property in record.properties.items())
             and (query.key is None or query.key in (record.msg_id, *split_keys(record.keys)))
             and (query.after_ms is None or due_ms >= query.after_ms)
             and (query.before_ms is None or due_ms < query.before_ms)

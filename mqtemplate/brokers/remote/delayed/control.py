@@ -70,6 +70,7 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
     RefusalHeader,
     RescheduleDelayedMessageRequestHeader,
     ScheduleChangeData,
+    checked_answer,
 )
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -122,6 +123,7 @@ class _Conditions(TypedDict):
     topic: str | None
     key: str | None
     tag: str | None
+    compared_property: str | None
     before_time: int | None
     after_time: int | None
     newest: int | None
@@ -276,7 +278,7 @@ class OurServer(DelayedMessages):
                 broker_name=broker_name,
             )
             response = self._query(broker_name, RequestCode.GET_PENDING_MESSAGES, header, operation, query)
-            page = PendingMessagesData.decode(response.body)
+            page = checked_answer(header, PendingMessagesData.decode(response.body))
             for data in page.messages:
                 cursor = data.cursor
                 yield _Listed(broker_name, self._message(data), cursor)
@@ -328,7 +330,7 @@ class OurServer(DelayedMessages):
                 broker_name=broker_name,
             )
             response = self._query(broker_name, RequestCode.COUNT_PENDING_MESSAGES, header, operation, query)
-            data = PendingCountsData.decode(response.body)
+            data = checked_answer(header, PendingCountsData.decode(response.body))
             yield data
             cursor = data.cursor
             if cursor is None:
@@ -340,6 +342,7 @@ class OurServer(DelayedMessages):
             "topic": None if query.topic is None else self.context.namespace.wrap(query.topic),
             "key": query.key,
             "tag": query.tag,
+            "compared_property": None if query.with_property is None else "=".join(query.with_property),
             "before_time": query.before_ms,
             "after_time": query.after_ms,
             "newest": query.newest,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
+from typing import TypeVar
 
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
@@ -89,11 +91,17 @@ class RescheduleDelayedMessageRequestHeader(CancelDelayedMessageRequestHeader):
 
 
 class PendingQueryRequestHeader(RpcRequestHeader):
-    """Conditions that pending messages must match; see `mqtemplate.pending.PendingQuery`. Times are in milliseconds."""
+    """Conditions that pending messages must match; see `mqtemplate.pending.PendingQuery`. Times are in milliseconds.
+
+    Attributes:
+        compared_property: A property and its value, ``name=value``. A server that has compared it repeats it in the
+            response; an older one ignores it, and would list other messages too.
+    """
 
     topic: str | None = None
     key: str | None = None
     tag: str | None = None
+    compared_property: str | None = wire("property", default=None)
     before_time: Long | None = None
     after_time: Long | None = None
     newest: int | None = None
@@ -235,11 +243,13 @@ class PendingMessagesData(JsonBody):
         has_more: True if there may be matching messages after the last one.
         cursor: Where the next request starts, if that is not after the last message: a request with ``max_records``
             ended before the page was full.
+        compared_property: The property of the request, which the server has compared.
     """
 
     messages: list[PendingMessageData]
     has_more: bool = False
     cursor: str | None = None
+    compared_property: str | None = None
 
 
 class PendingCountsData(JsonBody):
@@ -247,11 +257,30 @@ class PendingCountsData(JsonBody):
 
     Attributes:
         cursor: Where the next request starts: a request with ``max_records`` has counted a part. None after the last.
+        compared_property: The property of the request, which the server has compared.
     """
 
     total: int
     buckets: dict[int, int]
     cursor: str | None = None
+    compared_property: str | None = None
+
+
+_Answer = TypeVar("_Answer", PendingMessagesData, PendingCountsData)
+
+
+def checked_answer(request: PendingQueryRequestHeader, answer: _Answer) -> _Answer:
+    """Return the answer to a query, if the server has compared the property of the query.
+
+    Raises:
+        UnsupportedError: It has not: the answer has messages that do not match, and a change would reach them.
+    """
+    if answer.compared_property != request.compared_property:
+        raise UnsupportedError(
+            f"the server does not compare properties of pending messages (got {request.compared_property!r}): it has "
+            "an older version; update it, or filter by topic, tag, key or time"
+        )
+    return answer
 
 
 class ReloadedConfig(JsonBody):

@@ -34,6 +34,7 @@ from mqtemplate.remoting.protocol.bodies.own_requests import (
     GetPendingMessagesRequestHeader,
     PendingCountsData,
     PendingMessagesData,
+    checked_answer,
 )
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
@@ -276,6 +277,32 @@ def test_an_older_server_answers_a_newer_client_at_once() -> None:
     """It ignores the number of records, and its responses have no cursor, which ends the scan."""
     assert PendingCountsData.decode(b'{"total":3,"buckets":{0:3}}').cursor is None
     assert PendingMessagesData.decode(b'{"messages":[],"hasMore":false}').cursor is None
+
+
+def test_messages_are_found_by_a_property(broker: RemoteBroker) -> None:
+    """Also a value with the separator. Pages and counts have only those."""
+    for number, tenant in enumerate(("T", "U", "T=1", "T")):
+        message = delayed(f"key-{number}", HOUR_MS + number)
+        broker.sends.send(Message(message.topic, b"x", {**message.properties, "tenant": tenant}))
+
+    def keys(value: str) -> list[str | None]:
+        return [each.keys for each in broker.delayed.pending(PendingQuery(with_property=("tenant", value))).messages]
+
+    assert (keys("T"), keys("T=1"), keys("V")) == (["key-0", "key-3"], ["key-2"], [])
+    assert broker.delayed.count_pending(PendingQuery(with_property=("tenant", "T"))).total == 2
+
+
+def test_an_older_server_that_ignores_the_property_is_an_error() -> None:
+    """Its answer has all messages, and a change of what matches would reach them."""
+    request = GetPendingMessagesRequestHeader(max_count=10, compared_property="tenant=T")
+    answer = PendingMessagesData.decode(b'{"messages":[],"hasMore":false}')
+
+    with pytest.raises(UnsupportedError) as raised:
+        checked_answer(request, answer)
+
+    assert "the server does not compare properties of pending messages (got 'tenant=T'): it has an older" in str(
+        raised.value
+    )
 
 
 def test_the_scan_of_a_client_that_is_gone_ends(monkeypatch: pytest.MonkeyPatch) -> None:
