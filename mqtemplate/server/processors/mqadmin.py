@@ -148,6 +148,7 @@ class MaintenanceProcessor:
 # --- accounts -------------------------------------------------------------------------------------
 
 _SUBJECT = "User:"
+_ACTIONS = {Right.PUB: "Pub", Right.SUB: "Sub"}
 _KINDS = {"Topic": ("topic_perms", "default_topic_perm"), "Group": ("group_perms", "default_group_perm")}
 
 
@@ -214,9 +215,9 @@ def _acl(account: Account, resource: str = "") -> dict[str, object]:
     kinds: dict[str, list[dict[str, object]]] = {"Custom": [], "Default": []}
     for policy, name, right in _rights(account):
         if resource in name:
-            actions = [each.name.capitalize() for each in (Right.PUB, Right.SUB) if each in right or not right]
-            entry = {"resource": name, "actions": actions, "sourceIps": [], "decision": "Allow" if right else "Deny"}
-            kinds[policy].append(entry)
+            actions = [action for each, action in _ACTIONS.items() if each in right or not right]
+            decision = "Allow" if right else "Deny"
+            kinds[policy].append({"resource": name, "actions": actions, "sourceIps": [], "decision": decision})
     policies = [{"policyType": policy, "entries": entries} for policy, entries in kinds.items() if entries]
     return {"subject": f"{_SUBJECT}{account.access_key}", "policies": policies}
 
