@@ -215,9 +215,10 @@ def _acl(account: Account, resource: str = "") -> dict[str, object]:
     kinds: dict[str, list[dict[str, object]]] = {"Custom": [], "Default": []}
     for policy, name, right in _rights(account):
         if resource in name:
-            actions = [action for each, action in _ACTIONS.items() if each in right or not right]
-            decision = "Allow" if right else "Deny"
-            kinds[policy].append({"resource": name, "actions": actions, "sourceIps": [], "decision": decision})
+            actions = [text for each, text in _ACTIONS.items() if each in right or not right]
+            entry: dict[str, object] = {"resource": name, "actions": actions, "sourceIps": []}
+            entry["decision"] = "Allow" if right else "Deny"
+            kinds[policy].append(entry)
     policies = [{"policyType": policy, "entries": entries} for policy, entries in kinds.items() if entries]
     return {"subject": f"{_SUBJECT}{account.access_key}", "policies": policies}
 
