@@ -6,7 +6,7 @@ Without the toolchain of a client its tests are skipped. With ``REAL_ROCKETMQ=1`
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,12 +64,12 @@ def _expected(client: str) -> Counter[tuple[str, str]]:
     return expected
 
 
-def _cases(ability: str | None = None) -> list[object]:
+def _cases(ability: str | None = None, accounts: Sequence[bool] = (False, True)) -> list[object]:
     """Return (client, has an account) for the clients that have an ability."""
     return [
         pytest.param((name, account), id=f"{name} with an account" if account else name)
         for name, client in CLIENTS.items()
-        for account in (False, True)
+        for account in accounts
         if (ability is None or ability in client.can) and ("accounts" in client.can or not account)
     ]
 
@@ -159,6 +159,18 @@ def test_a_message_has_its_tag_and_its_key(conversation: Conversation) -> None:
     sent = conversation.sent["sync"]
     assert (found["tags"], found["keys"], found["reconsume_times"]) == ("paid", "k-1", 0)
     assert sent["msg_id"] in {None, found["msg_id"]}
+
+
+@pytest.mark.parametrize("conversation", _cases(accounts=[False]), indirect=True)
+def test_a_message_is_stored_with_its_tag_and_found_by_its_key(
+    conversation: Conversation, open_server: Server, tmp_path: Path
+) -> None:
+    settings = RemoteSettings(name_servers=(open_server.address,), offset_path=tmp_path / "offsets")
+    with RemoteBroker(settings) as broker:
+        stored = broker.reader.messages_by_key(f"{conversation.client}-plain", "k-1")
+
+    [found] = [message for message in stored if message.body in {b"sync", b'"sync"'}]  # Spring Cloud Stream writes JSON
+    assert (found.tags, found.keys) == ("paid", "k-1")
 
 
 @pytest.mark.parametrize("conversation", _cases("delay"), indirect=True)

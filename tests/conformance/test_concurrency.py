@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.peer.jvm import unavailable_reason
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from tests.conformance.servers import rocketmq_server
+from mqtemplate.brokers import RemoteSettings
+from tests.conformance.servers import is_registered, rocketmq_server
 from tests.listener.concurrency import CASES, check_application
 from tests.waiting import eventually
 
@@ -22,13 +22,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip(reason)
     with rocketmq_server(tmp_path_factory.mktemp("rocketmq") / "store") as server:
         settings = RemoteSettings(name_servers=(server.address,))
-        eventually(lambda: _is_registered(settings), "the broker has registered", timeout_s=90)
+        eventually(lambda: is_registered(settings), "the broker has registered", timeout_s=90)
         yield server.address
-
-
-def _is_registered(settings: RemoteSettings) -> bool:
-    with RemoteBroker(settings) as broker:
-        return broker.name == "broker-a"
 
 
 @pytest.mark.feature("14.2")

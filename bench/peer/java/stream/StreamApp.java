@@ -124,7 +124,7 @@ public class StreamApp {
     private static void send(StreamBridge bridge, String name, String body, Map<String, Object> headers) {
         Map<String, Object> event = new LinkedHashMap<>();
         try {
-            // The default type, JSON, would add quotation marks to the body.
+            // Whatever its type, the binder stores the text as JSON, with quotation marks, and its consumer removes them.
             boolean isSent = bridge.send(name + "-out-0", MessageBuilder.withPayload(body).copyHeaders(headers).build(), MimeTypeUtils.TEXT_PLAIN);
             event.put("body", body);
             event.put("status", isSent ? "SEND_OK" : "not sent");
