@@ -10,15 +10,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import typer
+from typer.main import get_command
 
 from mqtemplate import MQApplication, message_listener
+from mqtemplate.cli.commands import console as _commands  # noqa: F401 - it adds its commands to the program
+from mqtemplate.cli.invocation import TOP
 from mqtemplate.message import MessageQueue
 from mqtemplate.scheduling import scheduled
 from tests.cli.operator import Operator
 from tests.cli.running import CommandLine, Result
 from tests.golden import check_script, scripts_in
 from tests.server.process import BrokerProcess
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 TOKEN = "t-0123456789abcde"
 SCRIPTS = scripts_in(Path(__file__).parent / "application_scripts")
@@ -102,6 +106,23 @@ def test_the_address_and_the_token_are_those_of_the_configuration(running: Runni
     result = running._line.plain("listeners", "pause", "bill", "--config", str(tmp_path / "config"))
 
     assert (result.code, result.output) == (0, "bill is paused; lag 0, in flight 0\n")
+
+
+def test_listeners_and_groups_are_completed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that does not answer has no names, and there is no error."""
+    monkeypatch.setattr("mqtemplate.cli.invocation._COMPLETION_S", PATIENCE_S)
+    command = get_command(TOP).commands["listeners"].commands["pause"]  # type: ignore[attr-defined]
+    by_name = {each.name: each for each in command.params}
+    (running._config / "token").write_text(TOKEN, "utf-8")
+
+    def complete(parameter: str, begin: str, url: str) -> list[str]:
+        context = typer.Context(command)
+        context.params = {"url": url, "token_file": running._config / "token", "config": str(running._config)}
+        return [each.value for each in by_name[parameter].shell_complete(context, begin)]
+
+    assert complete("listener", "b", running.url) == ["bill"]
+    assert complete("group", "", running.url) == ["billing", "mqtemplate-schedules-report"]
+    assert complete("group", "", "http://127.0.0.1:1") == []
 
 
 def test_errors_name_the_cause(running: Running) -> None:

@@ -89,11 +89,20 @@ class ActuatorOptions:
 
 def _listener_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return the listeners that begin with a text, for the completion of a shell."""
+    return _completed(context, incomplete, "id")
+
+
+def _groups_of_listeners(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the groups of listeners that begin with a text, for the completion of a shell."""
+    return sorted(set(_completed(context, incomplete, "group")))
+
+
+def _completed(context: typer.Context, incomplete: str, field: str) -> list[str]:
     given = {name: context.params.get(name) for name in ("url", "token_file")}
     call = CommandCall(config=context.params.get("config"), profile=context.params.get("profile") or ())
 
     def names() -> list[str]:
-        return [each["id"] for each in ActuatorOptions(**given).client(call).get("listeners")["listeners"]]
+        return [each[field] for each in ActuatorOptions(**given).client(call).get("listeners")["listeners"]]
 
     return completed(incomplete, names)
 
@@ -105,7 +114,12 @@ OneListener = Annotated[
 ]
 ListenerGroup = Annotated[
     str | None,
-    typer.Option("--group", metavar="GROUP", help="all listeners of this group, in all processes of the application"),
+    typer.Option(
+        "--group",
+        metavar="GROUP",
+        autocompletion=_groups_of_listeners,
+        help="all listeners of this group, in all processes of the application",
+    ),
 ]
 
 
