@@ -21,8 +21,8 @@ _BUSY_S = 0.1
 def slowness() -> float:
     """Return how many times longer a program takes now than on a machine that does nothing else; at least 1.
 
-    A short process shows the speed of the machine, but a scheduler prefers it. So a longer use of the processor shows how
-    many others want it.
+    A short process shows the speed of the machine, but a scheduler prefers it. So a longer use of the processor shows
+    how many others want it.
     """
     start = time.monotonic()
     subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=True)
