@@ -21,9 +21,10 @@ from mqtemplate.broker import (
     StoreHealth,
     TopicKind,
     Transactions,
+    unknown_name,
 )
 from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.errors import MQTemplateError, UnsupportedError
+from mqtemplate.errors import MQTemplateError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import PullResult, SendResult
@@ -258,7 +259,13 @@ class _AccountAdmin(BrokerAdmin):
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         if topic != MARKS_TOPIC:  # of its messages only the visible ones are read
             self._rights.check(topic_need(topic, _EITHER))
-        return self._admin.queue_spans(topic)
+        try:
+            return self._admin.queue_spans(topic)
+        except UnknownNameError:  # its hint may name a topic that the account may not see
+            raise unknown_name("topic", topic, self.topic_names()) from None
+
+    def readable_topics(self) -> list[str]:
+        return [topic for topic in super().readable_topics() if self._rights.may_read(topic)]
 
     def delete_topic(self, topic: str) -> None:
         self._rights.check_role(AccountRole.ADMIN, "deleting a topic")
@@ -273,16 +280,15 @@ class _AccountAdmin(BrokerAdmin):
 
     def group(self, name: str) -> GroupInfo:
         self._rights.check(group_need(name))
-        found = self._admin.group(name)
+        try:
+            found = self._admin.group(name)
+        except UnknownNameError:
+            raise unknown_name("group", name, self.group_names()) from None
         subscriptions = tuple(each for each in found.subscriptions if self._rights.may_read(each.topic))
         return dataclasses.replace(found, subscriptions=subscriptions, progress=tuple(self._seen(found.progress)))
 
     def _seen(self, progress: Iterable[QueueProgress]) -> list[QueueProgress]:
         return [each for each in progress if self._rights.may_read(each.queue.topic)]
-
-    def progress(self, group: str, topic: str | None = None) -> Sequence[QueueProgress]:
-        self._rights.check(group_need(group))
-        return self._seen(self._admin.progress(group, topic))
 
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
         self._rights.check_role(AccountRole.OPERATOR, "a change")

@@ -203,6 +203,35 @@ def test_an_account_that_may_only_send_to_a_topic_reads_none_of_its_messages(
     assert "account 'view-orders' has no right SUB on topic 'orders'" in answer.text
 
 
+def test_hints_name_nothing_that_an_account_may_not_see(guest: Shop, accounts: AccessControl) -> None:
+    most = replace(
+        VIEWER,
+        default_topic_perm=Right.SUB,
+        default_group_perm=Right.SUB,
+        topic_perms={"payroll": Right.DENY},
+        group_perms={"payroll-readers": Right.DENY},
+    )
+    accounts.change_accounts(AclSettings(accounts=(most,)))
+    sign_in(guest, "view-orders")
+
+    answers = [guest.get("/topics", name="payrol"), guest.get("/groups", name="payroll-reader")]
+
+    assert [each.status for each in answers] == [404, 404]
+    assert "topic 'payrol' does not exist; there is:" in answers[0].text
+    assert not any("payroll'" in each.text or "payroll-readers" in each.text for each in answers)
+
+
+def test_a_search_leaves_out_topics_to_which_an_account_may_only_send(guest: Shop, accounts: AccessControl) -> None:
+    rights = {"orders": Right.SUB, "payroll": Right.PUB}
+    accounts.change_accounts(AclSettings(accounts=(replace(VIEWER, topic_perms=rights),)))
+    sign_in(guest, "view-orders")
+
+    found, missing = guest.get("/search", q="order-1"), guest.get("/search", q="salary-1")
+
+    assert (found.status, missing.status) == (303, 200)
+    assert "a salary" not in missing.text
+
+
 def test_a_viewer_sees_the_messages_of_its_topics(guest: Shop) -> None:
     sign_in(guest, "view-orders")
 

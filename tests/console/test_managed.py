@@ -57,6 +57,21 @@ def test_the_management_port_serves_it_beside_the_actuator(
     assert elsewhere == (404, "there is: /actuator, /dashboard\n")
 
 
+def test_accounts_of_the_configuration_sign_in_to_the_dashboard_of_an_application() -> None:
+    account = {"access-key": "night-shift", "secret-key": "s3cret-of-all", "role": "operator"}
+    acl = {"mqtemplate.server.acl.enabled": True, "mqtemplate.server.acl.accounts": [account]}
+    with MQApplication(bill, settings=DASHBOARD | acl, clock=VirtualClock()) as app:
+        client = TestClient(dashboard_asgi_app(app.get(Dashboard)), base_url="http://localhost")
+        keys = {"access_key": "night-shift", "secret_key": "s3cret-of-all"}
+
+        signed_in = client.post("/sign-in", data=COMPLETE | keys)
+        refused = client.post("/sign-in", data=COMPLETE | keys | {"secret_key": "guess"})
+
+    assert "night-shift" in signed_in.text
+    assert "operator" in signed_in.text
+    assert "The access key is unknown, or the secret key is wrong." in refused.text
+
+
 def test_fastapi_mounts_it(tmp_path: Path) -> None:
     log = str(tmp_path / "audit.jsonl")
     with application(dashboard__allow_changes=True, audit_log=log) as app:
