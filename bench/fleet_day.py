@@ -4,70 +4,31 @@
 
 A server, two applications of two workers each (`mqtemplate run`), and Prometheus of Debian with the rules of
 docs/grafana/alerts.yml, all on loopback. The durations in the rules are divided by *scale*, and some thresholds are
-lower, so that an alert that takes ten minutes comes after twenty seconds. Each line: the incident, its alerts, the time
-until each fired, the time from the repair until all ended, and other alerts that fired meanwhile. All incidents take
-about a quarter of an hour; the script ends by itself, and ends only processes that it has started.
+lower, so that an alert that takes ten minutes comes after twenty seconds. Each line: the incident, its alerts with the
+time until each fired, further alerts that it may fire, the time from the repair until all ended; and faults: alerts
+that did not fire, that fire for another incident, or that do not end. All incidents take about a quarter of an hour;
+the script ends by itself, and ends only processes that it has started.
 
-The disk of the server is a ``tmpfs`` in a mount namespace of its own, which takes root; without it that incident is
-left out. The certificate takes ``openssl``.
+The disk of the server is a ``tmpfs`` in a mount namespace of its own, which takes root; without it the incidents of the
+disk are left out. The certificate takes ``openssl``. The clock that differs is the clock of Python in one process.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
 
-from bench.measure import run, scratch_folder
-from bench.peer.rocketmq import free_port
-from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.clock import SystemClock
-from mqtemplate.message import Message
+from bench.fleet import SCRAPE_S, Alert, Fleet, started, until
+from bench.measure import run
 
-RULES = Path(__file__).parents[1] / "docs" / "grafana" / "alerts.yml"
-TOKEN = "fleet-day-token-of-loopback"
-SCRAPE_S = 2
-DISK_MIB = 256
-_THRESHOLDS = {"_behind_seconds) > 300": "_behind_seconds) > 15", "_group_lag) > 1000": "_group_lag) > 100"}
-_LIMIT_S = 180.0
-_SHORTEST_WINDOW_S = 4 * SCRAPE_S
-_AHEAD_MS = 30_000
-
-APPLICATION = """
-import time
-from pathlib import Path
-from mqtemplate import DeadLetter, MQApplication, message_listener
-
-SLOW = Path(__file__).with_name("slow")
-
-@message_listener(topic="{name}-orders", consumer_group="{name}", id="{name}")
-def handle(order: str) -> None:
-    if order == "bad":
-        raise DeadLetter("no such customer")
-    if SLOW.exists():
-        time.sleep(2)
-
-app = MQApplication(__name__)
-"""
-
-
-class Alert(NamedTuple):
-    """An alert that fires, and the value of the label that says for what."""
-
-    name: str
-    of: str = ""
+_QUIET_S = 45
+_SKEW_S = 30
 
 
 @dataclass(frozen=True)
@@ -75,350 +36,213 @@ class Incident:
     """What happens to the fleet.
 
     Attributes:
-        alerts: Those that must fire. Others of `also` may.
+        alerts: Those that must fire.
         start: Begins it.
         repair: Ends it.
+        also: Those that may fire.
+        watched_s: Time for which it is watched after its alerts have fired.
     """
 
     name: str
     alerts: Sequence[Alert]
-    start: Callable[[], None]
-    repair: Callable[[], None]
-    also: frozenset[str] = frozenset()
-
-
-class Program:
-    """A process of the fleet, which ends with the script. Its output is in a file."""
-
-    def __init__(self, command: Sequence[str], folder: Path, name: str) -> None:
-        self._command, self._folder, self._output = command, folder, folder / f"{name}.out"
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self._output.open("wb") as output:
-            self.process = subprocess.Popen(
-                self._command,
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def output(self) -> str:
-        return self._output.read_text(errors="replace")
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """End the process, then what is left of its group."""
-        if self.process is None:
-            return
-        self.process.send_signal(number)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.process = None
-
-
-def until(condition: Callable[[], object], what: str, limit_s: float = _LIMIT_S) -> float:
-    """Wait for a condition, and return the seconds that it took."""
-    start = time.monotonic()
-    while not condition():
-        if time.monotonic() - start > limit_s:
-            raise TimeoutError(f"not within {limit_s:.0f} s: {what}")
-        time.sleep(0.25)
-    return time.monotonic() - start
-
-
-def scaled_rules(text: str, scale: float) -> str:
-    """Return the rules with shorter durations and lower thresholds."""
-    units = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-    def shorter(found: re.Match[str]) -> str:
-        shortest = _SHORTEST_WINDOW_S if found[1] == "[" else SCRAPE_S
-        return f"{found[1]}{max(shortest, round(int(found[2]) * units[found[3]] / scale))}s"
-
-    text = re.sub(r"(\[|offset |for: )(\d+)([smhd])\b", shorter, text)
-    for given, lower in _THRESHOLDS.items():
-        assert given in text, f"the rules do not have {given!r} any more"
-        text = text.replace(given, lower)
-    return text
-
-
-class Fleet:
-    """The processes, and what can happen to them."""
-
-    def __init__(self, folder: Path, scale: float) -> None:
-        self.folder = folder
-        self._scale = scale
-        self.names, self.listen = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
-        self.ports = {name: free_port() for name in ("broker", "shop", "mail", "prometheus")}
-        self._disk: Program | None = None
-        self.broker = self._broker()
-        self.applications = {name: self._application(name) for name in ("shop", "mail")}
-        self.prometheus = self._prometheus()
-
-    @property
-    def has_disk(self) -> bool:
-        """True if the server has a disk of its own."""
-        return self._disk is not None
-
-    def _settings(self, name: str, **sections: object) -> Path:
-        folder = self.folder / name
-        folder.mkdir()
-        management = {
-            "enabled": True,
-            "port": self.ports[name],
-            "token": TOKEN,
-            "health": {"timeout-ms": 500},
-            "dashboard": {"enabled": False},
-        }
-        settings = {"mqtemplate": {"logging": {"level": "WARNING"}, "management": management, **sections}}
-        if name != "broker":
-            settings["rocketmq"] = {"name-server": self.names}
-        (folder / "application.yml").write_text(json.dumps(settings))  # JSON is YAML
-        return folder
-
-    def _broker(self) -> Program:
-        tls = {"mode": "permissive", "cert-path": "server.pem", "key-path": "server.key"}
-        server = {"tls": tls} if shutil.which("openssl") else {}
-        folder = self._settings("broker", server=server, broker={"mapped-file-size-commit-log": 1 << 20})
-        if server:
-            self.new_certificate(days=90)
-        store = folder / "store"
-        store.mkdir()
-        enter = self._mounted(store, folder)
-        command = [sys.executable, "-m", "mqtemplate", "broker", "--store", str(store), "--listen", self.listen]
-        return Program([*enter, *command, "--name-server", self.names], folder, "server")
-
-    def _mounted(self, store: Path, folder: Path) -> list[str]:
-        """Mount a small disk at *store*, for the server only. Return the command that enters its namespace."""
-        mount = f"mount -t tmpfs -o size={DISK_MIB}m none {store} && echo mounted && exec sleep 7200"
-        disk = Program(["unshare", "-m", "sh", "-c", mount], folder, "disk")
-        try:
-            disk.start()
-            assert disk.process is not None
-            until(lambda: "mounted" in disk.output() or (disk.process and disk.process.poll() is not None), "disk", 10)
-        except FileNotFoundError:
-            return []
-        if "mounted" not in disk.output():
-            disk.end()
-            return []
-        self._disk = disk
-        return ["nsenter", "-t", str(disk.process.pid), "-m", f"--wdns={folder}"]
-
-    def _application(self, name: str) -> Program:
-        folder = self._settings(name)
-        (folder / f"{name}_app.py").write_text(APPLICATION.format(name=name))
-        command = [sys.executable, "-m", "mqtemplate", "run", f"{name}_app:app", "--workers", "2"]
-        return Program(command, folder, name)
-
-    def _prometheus(self) -> Program:
-        folder = self.folder / "prometheus"
-        folder.mkdir()
-        (folder / "alerts.yml").write_text(scaled_rules(RULES.read_text(), self._scale))
-        jobs = [
-            {
-                "job_name": name,
-                "metrics_path": "/actuator/prometheus",
-                "static_configs": [{"targets": [f"127.0.0.1:{self.ports[name]}"]}],
-            }
-            for name in ("broker", "shop", "mail")
-        ]
-        seconds = {f"{kind}_interval": f"{SCRAPE_S}s" for kind in ("scrape", "evaluation")}
-        config = {
-            "global": {**seconds, "scrape_timeout": f"{SCRAPE_S}s"},
-            "rule_files": ["alerts.yml"],
-            "scrape_configs": jobs,
-        }
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-        program = shutil.which("prometheus")
-        assert program is not None, "checked by main"
-        listen = f"--web.listen-address=127.0.0.1:{self.ports['prometheus']}"
-        command = [program, "--config.file=prometheus.yml", "--storage.tsdb.path=data", "--log.level=warn", listen]
-        return Program(command, folder, "prometheus")
-
-    # --- observation ---------------------------------------------------------------------------
-
-    def firing(self) -> set[Alert]:
-        """Return the alerts that fire now."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['prometheus']}/api/v1/alerts", timeout=5) as answer:
-            alerts: list[dict[str, Any]] = json.load(answer)["data"]["alerts"]
-        by_port = {f"127.0.0.1:{port}": name for name, port in self.ports.items()}
-        found = set()
-        for labels in (each["labels"] for each in alerts if each["state"] == "firing"):
-            instance = labels.get("instance", "")
-            of = labels.get("messaging_consumer_group_name") or by_port.get(instance, instance)
-            found.add(Alert(labels["alertname"], of))
-        return found
-
-    def are_ready(self) -> bool:
-        """Return True if all workers have started."""
-        return all(each.output().count(" is ready") >= 2 for each in self.applications.values())
-
-    def are_up(self) -> bool:
-        """Return True if Prometheus reads all of them."""
-        query = f"http://127.0.0.1:{self.ports['prometheus']}/api/v1/query?query=up"
-        try:
-            with urllib.request.urlopen(query, timeout=5) as answer:
-                values = [each["value"][1] for each in json.load(answer)["data"]["result"]]
-        except OSError:
-            return False
-        return values == ["1"] * 3
-
-    # --- what can happen -----------------------------------------------------------------------
-
-    def start(self, stack: ExitStack) -> None:
-        for program in (self.broker, *self.applications.values(), self.prometheus):
-            stack.callback(program.end)
-            program.start()
-            if program is self.broker:
-                until(lambda: "listens on" in self.broker.output(), "the server listens")
-        until(self.are_ready, "all workers are ready")
-        until(self.are_up, "Prometheus reads server and applications")
-
-    def end_disk(self) -> None:
-        if self._disk is not None:
-            self._disk.end()
-
-    def new_certificate(self, days: int) -> None:
-        """Write a certificate that expires in so many days; the server reads it by itself."""
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
-        command += ["-days", str(days), "-keyout", "server.key", "-out", "server.pem"]
-        subprocess.run(command, cwd=self.folder / "broker", check=True, capture_output=True)
-
-    def send(self, topic: str, body: bytes = b"good", count: int = 1, ahead_ms: int = 0) -> None:
-        """Send messages; a producer's clock may be ahead."""
-        clock = _AheadClock(ahead_ms) if ahead_ms else None
-        with RemoteBroker(RemoteSettings(name_servers=(self.names,)), clock) as broker:
-            for _ in range(count):
-                broker.sends.send(Message(topic, body))
-
-    def listener(self, action: str) -> None:
-        """Pause or resume the listener of the shop, in both workers."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports['shop']}/actuator/listeners/shop",
-            json.dumps({"action": action}).encode(),
-            {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=10):
-            pass
-
-    def signal_worker(self, number: int) -> None:
-        """Send a signal to the first worker of the shop."""
-        found = re.findall(r"worker 1 \(process (\d+)\) is ready", self.applications["shop"].output())
-        os.kill(int(found[-1]), number)
-
-    def purge_dead_letters(self) -> None:
-        command = [sys.executable, "-m", "mqtemplate", "dlq", "purge", "shop", "--name-server", self.names, "--yes"]
-        subprocess.run(command, check=True, capture_output=True, cwd=self.folder)
-
-    def fill_disk(self) -> None:
-        """Let another program fill the disk of the server, a MiB a second, up to 95 %."""
-        assert self._disk is not None
-        assert self._disk.process is not None
-        self._filled = Path(f"/proc/{self._disk.process.pid}/root{self.folder / 'broker' / 'store' / 'other.bin'}")
-        fill = "import sys,time\nwith open(sys.argv[1],'wb',0) as f:\n for _ in range(int(sys.argv[2])):\n"
-        fill += "  f.write(bytes(1<<20)); time.sleep(1)"
-        usage = shutil.disk_usage(self._filled.parent)
-        megabytes = (usage.free >> 20) - DISK_MIB // 20
-        self._filler = Program([sys.executable, "-c", fill, str(self._filled), str(megabytes)], self.folder, "filler")
-        self._filler.start()
-
-    def empty_disk(self) -> None:
-        self._filler.end()
-        self._filled.unlink()
-
-
-class _AheadClock(SystemClock):
-    """The clock of a machine that is not synchronized."""
-
-    def __init__(self, ahead_ms: int) -> None:
-        super().__init__()
-        self._ahead_ms = ahead_ms
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self._ahead_ms
+    start: Callable[[], object]
+    repair: Callable[[], object]
+    also: Sequence[Alert] = ()
+    watched_s: float = 0
 
 
 def incidents(fleet: Fleet) -> Iterator[Incident]:
     """Yield the incidents that this machine can show."""
-    shop, mail = fleet.applications["shop"], fleet.applications["mail"]
-    slow = fleet.folder / "shop" / "slow"
-    gone, behind = "MqtemplateProcessGone", frozenset({"MqtemplateGroupBehind", "MqtemplateLagStands"})
+    yield Incident("nothing", [], _nothing, _nothing, watched_s=_QUIET_S)
+    yield from _of_processes(fleet)
+    yield from _of_groups(fleet)
+    yield from _of_clocks(fleet)
+    if shutil.which("openssl"):
+        yield Incident(
+            "certificate expires in a day",
+            [Alert("MqtemplateCertificateExpires", "broker")],
+            lambda: fleet.new_certificate(1),
+            lambda: fleet.new_certificate(90),
+        )
+    if fleet.has_disk:
+        yield from _of_the_disk(fleet)
 
-    def flood() -> None:
-        slow.touch()
-        fleet.send("shop-orders", count=6_000)
+
+def _nothing() -> None:
+    """Change nothing."""
+
+
+def _of_processes(fleet: Fleet) -> Iterator[Incident]:
+    gone, mail = "MqtemplateProcessGone", fleet.applications["mail"]
+    down = [Alert("MqtemplateWorkerDown", "shop")]
+    starting = [Alert("MqtemplateWorkerDown", "mail")]  # a start takes longer than the divided two minutes
+    yield Incident(
+        "application is killed",
+        [Alert(gone, "mail")],
+        lambda: mail.end(signal.SIGKILL),
+        fleet.restart_mail,
+        starting,
+    )
+    yield Incident(
+        "application is stopped for good", [Alert("MqtemplateJobGone", "mail")], mail.end, fleet.restart_mail, starting
+    )
+    yield Incident(
+        "broker is killed", [Alert(gone, "broker")], lambda: fleet.broker.end(signal.SIGKILL), fleet.broker.start
+    )
+    yield Incident(
+        "worker hangs", down, lambda: fleet.signal_worker(signal.SIGSTOP), lambda: fleet.signal_worker(signal.SIGCONT)
+    )
+    yield Incident("worker cannot start again", down, fleet.break_worker, fleet.mend_worker)
+
+
+def _of_groups(fleet: Fleet) -> Iterator[Incident]:
+    slow = fleet.folder / "shop" / "slow"
+    behind, stands = Alert("MqtemplateGroupBehind", "shop"), Alert("MqtemplateLagStands", "shop")
 
     def pause() -> None:
         fleet.listener("pause")
         fleet.send("shop-orders", count=3)
 
-    yield Incident("application gone", [Alert(gone, "mail")], mail.end, mail.start)
-    yield Incident("broker gone", [Alert(gone, "broker")], lambda: fleet.broker.end(signal.SIGKILL), fleet.broker.start)
-    yield Incident("worker hangs", [Alert("MqtemplateWorkerDown", "shop")], lambda: fleet.signal_worker(signal.SIGSTOP),
-                   lambda: fleet.signal_worker(signal.SIGCONT), behind | {gone})  # fmt: skip
-    yield Incident("lag stands, late without traffic", [Alert(each, "shop") for each in sorted(behind)], pause,
-                   lambda: fleet.listener("resume"), frozenset({"MqtemplateDeliveriesLate"}))  # fmt: skip
-    yield Incident("lag grows", [Alert("MqtemplateLagGrows", "shop")], flood, slow.unlink, behind)
-    yield Incident("first dead letters", [Alert("MqtemplateDeadLetters", "shop")],
-                   lambda: fleet.send("shop-orders", b"bad", 3), fleet.purge_dead_letters,
-                   frozenset({"MqtemplateHandlersFail"}))  # fmt: skip
-    yield Incident("clock of a producer 30 s ahead", [Alert("MqtemplateClockSkewOfMessages", "shop")],
-                   lambda: fleet.send("shop-orders", ahead_ms=_AHEAD_MS), lambda: None)  # fmt: skip
-    if shutil.which("openssl"):
-        yield Incident("certificate expires", [Alert("MqtemplateCertificateExpires", "broker")],
-                       lambda: fleet.new_certificate(1), lambda: fleet.new_certificate(90))  # fmt: skip
-    if fleet.has_disk:
-        disk = frozenset({"MqtemplateDiskFullInADay", "MqtemplateDiskNearLimit", "MqtemplateMessagesDeleted"})
-        alerts = [Alert("MqtemplateDiskFills", "broker"), Alert("MqtemplateDiskFull", "broker")]
-        yield Incident("disk fills", alerts, fleet.fill_disk, fleet.empty_disk, disk)
-    assert shop.process is not None
+    def grow() -> None:
+        slow.touch()
+        fleet.start_sending("shop-orders", 60)
 
+    def recover() -> None:
+        fleet.stop_sending()
+        slow.unlink()
 
-def meet(fleet: Fleet, incident: Incident) -> None:
-    """Let an incident happen, and print which alerts fired after how long."""
-    others: set[str] = set()
-
-    def has_fired(alert: Alert) -> bool:
-        firing = fleet.firing()
-        others.update({each.name for each in firing} - {each.name for each in incident.alerts} - incident.also)
-        return alert in firing
-
-    start = time.monotonic()
-    incident.start()
-    fired = {}
-    for alert in incident.alerts:
-        try:
-            until(lambda alert=alert: has_fired(alert), alert.name)
-            fired[alert.name] = f"{time.monotonic() - start:.0f} s"
-        except TimeoutError:
-            fired[alert.name] = "NOT FIRED"
-    incident.repair()
-    try:
-        ended = f"{until(lambda: not fleet.firing(), 'no alert fires'):.0f} s"
-    except TimeoutError:
-        ended = f"STILL FIRING: {sorted(fleet.firing())}"
-    names = ", ".join(f"{name} after {when}" for name, when in fired.items())
-    print(
-        f"{incident.name:34} {names}; ended {ended} after the repair" + (f"; ALSO {sorted(others)}" if others else "")
+    yield Incident("listener is paused, 3 messages", [behind, stands], pause, lambda: fleet.listener("resume"))
+    yield Incident("more is sent than consumed", [Alert("MqtemplateLagGrows", "shop")], grow, recover, [behind], 30)
+    yield Incident(
+        "first dead letters",
+        [Alert("MqtemplateDeadLetters", "shop")],
+        lambda: fleet.send("shop-orders", b"bad", 3),
+        fleet.purge_dead_letters,
+        [Alert("MqtemplateHandlersFail")],
     )
 
 
-@contextmanager
-def started(scale: float) -> Iterator[Fleet]:
-    """Start the fleet, and end it."""
-    with scratch_folder() as folder, ExitStack() as stack:
-        fleet = Fleet(folder.resolve(), scale)
-        stack.callback(fleet.end_disk)
-        fleet.start(stack)
-        yield fleet
+def _of_clocks(fleet: Fleet) -> Iterator[Incident]:
+    of_messages = "MqtemplateClockSkewOfMessages"
+
+    def behind() -> None:
+        fleet.restart_mail(_SKEW_S)
+        fleet.send("mail-orders")
+
+    yield Incident(
+        f"clock of a producer {_SKEW_S} s ahead",
+        [Alert(of_messages, "shop")],
+        lambda: fleet.send("shop-orders", ahead_ms=_SKEW_S * 1_000),
+        _nothing,
+    )
+    yield Incident(
+        f"clock of an application {_SKEW_S} s behind",
+        [Alert("MqtemplateClockSkew", "mail"), Alert(of_messages, "mail")],
+        behind,
+        fleet.restart_mail,
+        [Alert(f"Mqtemplate{name}", "mail") for name in ("JobGone", "ProcessGone", "WorkerDown")],  # it is restarted
+    )
+
+
+def _of_the_disk(fleet: Fleet) -> Iterator[Incident]:
+    near, full, fills, in_a_day, deleted, refused = (
+        Alert(f"Mqtemplate{name}", "broker")
+        for name in (
+            "DiskNearLimit",
+            "DiskFull",
+            "DiskFills",
+            "DiskFullInADay",
+            "MessagesDeleted",
+            "MessagesRefused",
+        )
+    )
+    yield Incident(
+        "disk fills, 2 MiB a second",
+        [fills, near, full],
+        lambda: fleet.fill_disk(0.92, 0.5),
+        fleet.empty_disk,
+        [in_a_day],
+    )
+
+    def fill() -> None:
+        # Some files of the log, which can be deleted. A body that is not random would be compressed to nothing.
+        fleet.send("mail-orders", os.urandom(50_000).hex().encode(), 80)
+        fleet.fill_disk(0.97, 0.01)
+
+    yield Incident(
+        "disk refuses",
+        [near, refused, deleted, full],
+        fill,
+        fleet.empty_disk,
+        [fills, in_a_day, Alert("MqtemplateUnreadMessagesDeleted")],
+    )
+
+
+class Watch:
+    """What Prometheus shows from the beginning of an incident on.
+
+    Attributes:
+        fired: Alert -> seconds from the beginning to its first firing.
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._before = fleet.firing()
+        self._start = time.monotonic()
+        self.fired: dict[Alert, float] = {}
+
+    def look(self) -> set[Alert]:
+        """Return the alerts that fire now."""
+        firing = self._fleet.firing()
+        self._before &= firing
+        for alert in firing - self._before:
+            self.fired.setdefault(alert, time.monotonic() - self._start)
+        return firing
+
+    def has_seen(self, alerts: Sequence[Alert]) -> bool:
+        """Look, and return True if all of these have fired."""
+        self.look()
+        return self.fired.keys() >= set(alerts)
+
+    def seconds(self) -> float:
+        """Return the time since the beginning."""
+        return time.monotonic() - self._start
+
+
+def meet(fleet: Fleet, incident: Incident) -> int:
+    """Let an incident happen, print which alerts fired after how long, and return the number of faults."""
+    watch = Watch(fleet)
+    incident.start()
+    faults = []
+    try:
+        until(lambda: watch.has_seen(incident.alerts), incident.name)
+    except TimeoutError:
+        missing = sorted(set(incident.alerts) - watch.fired.keys())
+        faults.append(f"NOT FIRED: {_names(missing)}")
+    end_s = watch.seconds() + incident.watched_s
+    while watch.seconds() < end_s:
+        watch.look()
+        time.sleep(0.5)
+    incident.repair()
+    try:
+        ended = f"ended {until(lambda: not watch.look(), 'no alert fires'):.0f} s after the repair"
+    except TimeoutError:
+        ended = "not ended"
+        faults.append(f"STILL FIRING: {_names(sorted(watch.look()))}")
+    allowed = {*incident.also, *(Alert(each.name) for each in incident.also)}
+    others = {each for each in watch.fired.keys() - set(incident.alerts) if not {each, Alert(each.name)} & allowed}
+    if others:
+        faults.append(f"FALSE: {_names(sorted(others), watch.fired)}")
+    further = sorted(watch.fired.keys() - set(incident.alerts) - others)
+    shown = [_names([each for each in incident.alerts if each in watch.fired], watch.fired) or "no alert"]
+    shown += [f"also {_names(further, watch.fired)}"] if further else []
+    print(f"{incident.name:36} {'; '.join([*shown, ended, *faults])}", flush=True)
+    return len(faults)
+
+
+def _names(alerts: Sequence[Alert], fired: Mapping[Alert, float] | None = None) -> str:
+    times = {} if fired is None else {alert: f" {fired[alert]:.0f} s" for alert in alerts}
+    return ", ".join(f"{each.name.removeprefix('Mqtemplate')}({each.of}){times.get(each, '')}" for each in alerts)
 
 
 def main() -> None:
@@ -430,12 +254,13 @@ def main() -> None:
     if shutil.which("prometheus") is None:
         sys.exit("prometheus is missing; on Debian: apt-get install prometheus")
     words = [word for word in options.only.split(",") if word]
+    start, faults = time.monotonic(), 0
     with started(options.scale) as fleet:
         print(f"durations of the rules divided by {options.scale:g}; scrapes every {SCRAPE_S} s", flush=True)
         for incident in incidents(fleet):
             if not words or any(word in incident.name for word in words):
-                meet(fleet, incident)
-                sys.stdout.flush()
+                faults += meet(fleet, incident)
+    print(f"{faults} faults; {time.monotonic() - start:.0f} s")
 
 
 if __name__ == "__main__":

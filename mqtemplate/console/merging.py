@@ -29,7 +29,7 @@ from mqtemplate.operations.changes import ChangePreview, UnconfirmedChangeError,
 WORKER = "worker"
 """Label of each value with the name of its process."""
 
-_SHARED = ("group.lag", "group.behind_ms", "group.dead_letters", "delay.pending")
+_SHARED = ("group.lag", "group.committed", "group.behind_ms", "group.dead_letters", "delay.pending")
 """Metrics of a broker or a group, which each process reads: they are exported once, and not for each process."""
 
 _MAX_SERIES = 1_000_000

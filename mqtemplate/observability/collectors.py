@@ -63,7 +63,7 @@ def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[MetricS
         yield MetricSample("listener.concurrency", MetricKind.GAUGE, container.concurrency, labels)
         yield MetricSample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
         # From 0: the increase of a counter that begins at its first value is unknown.
-        outcomes = dict.fromkeys((*(each.value for each in NextStep), HANGING), 0) | dict(container.outcomes)
+        outcomes = {**dict.fromkeys((*(each.value for each in NextStep), HANGING), 0), **container.outcomes}
         for outcome, count in outcomes.items():
             yield MetricSample("listener.failed", MetricKind.COUNTER, count, labels | {"next_step": outcome})
 
