@@ -240,7 +240,7 @@ def test_a_viewer_sees_the_messages_of_its_topics(guest: Shop) -> None:
     assert "1 due in this span of 1 counted" in guest.page("/delayed").text
     assert "billing" in guest.page("/groups").text
     assert "bill" in guest.page("/listeners").text
-    assert "1 pending messages" in guest.page("/").text
+    assert "1 pending message" in guest.page("/").text
 
 
 # --- changes ------------------------------------------------------------------------------------

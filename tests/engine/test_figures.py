@@ -143,6 +143,18 @@ def test_a_check_of_the_folder_finds_no_fault_in_the_file(tmp_path: Path) -> Non
     assert report.warnings == []
 
 
+def test_a_year_without_messages_on_a_virtual_clock_writes_few_lines(tmp_path: Path) -> None:
+    """Their number is what such a test waits for."""
+    with opened(tmp_path, clock := VirtualClock()) as broker:
+        start_ms = clock.now_ms()
+        Harness(broker).advance("2h")
+        send(broker, 1)
+        Harness(broker).advance("1h")
+        minutes = [(each.time_ms - start_ms) // MINUTE_MS for each in read(tmp_path, clock)]
+
+    assert minutes == [*range(2, 12), 71, *range(131, 142)], "each hour, and each minute after a message"
+
+
 def test_a_broker_in_memory_keeps_no_figures() -> None:
     with EmbeddedBroker(clock=VirtualClock()) as broker:
         assert "engine.figures" not in [service.name for service in broker.services()]
