@@ -13,7 +13,7 @@ from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 ANYWHERE = HostAddress("127.0.0.1", 0)
 
@@ -34,8 +34,9 @@ def client(address: object, folder: Path, **settings: Any) -> Iterator[RemoteBro
 
 
 def remote(cluster: ScriptedBroker, **settings: Any) -> RemoteBroker:
-    """Return a client of a scripted broker, which is not started yet."""
-    return RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **settings))
+    """Return a client of a scripted broker, which is not started yet. A busy machine does not let its requests fail."""
+    patient = {"request_timeout_ms": PATIENCE_S * 1_000, **settings}
+    return RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **patient))
 
 
 def group_spec(group: str, topic: str, selector: Selector | None = None) -> ConsumerSpec:
