@@ -372,8 +372,9 @@ class MQApplication:
     def stop(self) -> None:
         """Stop everything: the listeners first, the broker last. Stopping twice has no effect.
 
-        While `run` works, this call only requests the stop, so a handler may call it too. On the event loop of the
-        handlers it cannot wait for them: it cancels them, and their messages are redelivered.
+        While `run` works, this call only requests the stop, so a handler may call it too. In a handler it returns at
+        once if another thread stops the application already. On the event loop of the handlers it cannot wait for
+        them: it cancels them, and their messages are redelivered.
 
         Raises:
             ExceptionGroup: The errors of the stops that failed; all others succeeded.
@@ -419,12 +420,15 @@ class MQApplication:
         return True
 
     async def _stop(self, caller: HookCaller) -> None:
+        from mqtemplate.listener.handler.current import current_group
+
         with self._lock:
             is_first = self._state is ApplicationState.STARTED
             if is_first:
                 self._state, self._stopper = ApplicationState.STOPPED, threading.current_thread()
         if not is_first:
-            await caller.call_blocking(self._wait_for_stop)
+            if current_group() is None:  # the stop waits for a handler, so a handler must not wait for it
+                await caller.call_blocking(self._wait_for_stop)
             return
         self.is_ready.clear()
         _log.debug("application.stopping")

@@ -544,6 +544,27 @@ def test_an_error_in_main_is_raised_after_the_stop(app_of: AppOf, events: list[s
     assert events[-1] == "Service.close"
 
 
+def test_a_handler_that_stops_an_application_that_another_thread_stops_does_not_wait_for_it(
+    app_of: AppOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other thread waits for this handler."""
+    is_called = threading.Event()
+
+    @message_listener("orders", "g")
+    def on_order(text: str) -> None:
+        is_called.set()
+        eventually(lambda: not app.is_ready.is_set(), "the other thread stops the application")
+        app.stop()
+
+    app = app_of(on_order, clock=None)
+    app.start()
+    app.template.sync_send("orders", "end")
+    assert is_called.wait(LONG_S)
+    app.stop()
+
+    assert "unfinished=0" in caplog.text
+
+
 def test_a_handler_may_stop_the_application(app_of: AppOf) -> None:
     """``stop`` in a handler only requests it from the thread in ``run``: the handler does not wait for itself."""
 
