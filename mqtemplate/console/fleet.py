@@ -8,25 +8,22 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
+from mqtemplate.console.cache import Cached
 from mqtemplate.console.site import ApplicationDocuments, Call, Page, ServedPages, Site, place_path
 from mqtemplate.console.sources import BrokerSource
+from mqtemplate.console.state import FIRST_PAINT_S, state_of
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse, below
 from mqtemplate.operations.problems import (
-    BrokerReading,
     Problem,
     ProblemKind,
     Severity,
     application_problems,
     broker_problems,
     errors_first,
-    read_broker,
 )
 
 T = TypeVar("T")
-
-_WAIT_S = 0.1
-"""Time that the overview waits for one that has not been read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +111,17 @@ def _summary(call: Call, name: str, site: Site) -> PlaceSummary:
     problems: list[Problem] = []
     is_read, lag, letters = True, None, None
     if site.source is not None:
-        reading = _read(site, "figures of the broker", lambda: _of_broker(site), problems)
-        is_read = reading is not None or bool(problems)
-        if reading is not None:
-            lag, letters = reading.lag, sum(reading.letters.values())
-            problems += broker_problems(reading, site.rates.lag_trends())
+        state = _value(lambda: state_of(site), problems)
+        is_read = state is not None or bool(problems)
+        if state is not None:
+            lag, letters = state.reading.lag, sum(state.reading.letters.values())
+            problems += broker_problems(state.reading, site.rates.lag_trends())
     if site.application is not None:
         before = len(problems)
-        found = _read(site, "problems of the application", lambda: _of_application(site), problems)
+        found = _value(
+            lambda: site.cache.get("problems of the application", lambda: _of_application(site), FIRST_PAINT_S),
+            problems,
+        )
         is_read = is_read and (found is not None or len(problems) > before)
         problems += found or []
     parts = (site.source.label if site.source else "", site.application.address if site.application else "")
@@ -136,19 +136,14 @@ def _summary(call: Call, name: str, site: Site) -> PlaceSummary:
     )
 
 
-def _read(site: Site, key: str, read: Callable[[], T], problems: list[Problem]) -> T | None:
+def _value(get: Callable[[], Cached[T] | None], problems: list[Problem]) -> T | None:
     """Return a value; None if it is not known yet, or if there is a problem with it."""
     try:
-        cached = site.cache.get(key, read, _WAIT_S)
+        cached = get()
     except MQTemplateError as exc:
         problems.append(Problem(Severity.ERROR, ProblemKind.HEALTH, f"it does not answer: {exc}"))
         return None
     return None if cached is None else cached.value
-
-
-def _of_broker(site: Site) -> BrokerReading:
-    with site.reading() as access:
-        return read_broker(access, None if site.source is None else site.source.path)
 
 
 def _of_application(site: Site) -> list[Problem]:

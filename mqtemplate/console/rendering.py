@@ -13,7 +13,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from mqtemplate.converters.readable import body_text, pretty_body, short_body, size_text, span_text, time_text
+from mqtemplate.converters.readable import (
+    body_text,
+    count_text,
+    pretty_body,
+    short_body,
+    size_text,
+    span_text,
+    time_text,
+)
 from mqtemplate.operations.bulk import parse_time
 
 MAX_SHOWN_BODY = 64 * 1_024
@@ -48,7 +56,7 @@ def environment() -> Environment:
         "span": span_text,
         "count": lambda number: f"{number:,}",
         "compact": _compact,
-        "plural": _plural,
+        "plural": count_text,
         "body": shown_body,
         "timed": _with_times,
         "short": short_body,
@@ -115,11 +123,6 @@ def _zoned_time(text: str | None) -> str:
         return text or ""
     iso = moment.isoformat(" ", "seconds")
     return iso if moment.tzinfo is None else f"{iso[:19]} UTC{iso[19:]}"
-
-
-def _plural(number: int, singular: str, plural: str = "") -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def _compact(number: float) -> str:

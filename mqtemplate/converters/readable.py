@@ -34,6 +34,11 @@ def size_text(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def count_text(number: int, singular: str, plural: str = "") -> str:
+    """Return a number with its noun, such as ``1,240 messages``."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
 def span_text(milliseconds: int) -> str:
     """Return a duration, rounded to two units: ``3h 12m``."""
     unit_ms = next((unit for unit in (60_000, 1_000) if abs(milliseconds) >= 60 * unit), 1)

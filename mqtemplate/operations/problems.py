@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqtemplate.broker import Capability, GroupInfo, RetentionHold, StoreHealth, TopicKind
-from mqtemplate.converters.readable import size_text, span_text
+from mqtemplate.converters.readable import count_text, size_text, span_text
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.dead_letters import DeadLetters
 from mqtemplate.operations.progress import LagTrend, Trend, behind_ms
@@ -191,11 +191,11 @@ def _group_problems(reading: BrokerReading, trends: Mapping[str, LagTrend]) -> I
         trend = trends.get(name)
         is_shrinking = trend is not None and trend.direction is Trend.SHRINKING
         is_error = behind[name] >= _FAR_BEHIND_MS and not is_shrinking
-        text = f"{name} is {span_text(behind[name])} behind{_trend_text(trend)}: {_plural(lags[name], 'message')}"
+        text = f"{name} is {span_text(behind[name])} behind{_trend_text(trend)}: {count_text(lags[name], 'message')}"
         yield Problem(Severity.ERROR if is_error else Severity.WARNING, ProblemKind.GROUP, text, name)
     others = len(ordered) - _SHOWN_GROUPS
     if others > 0:
-        text = f"{_plural(others, 'more group')} more than {span_text(_BEHIND_MS)} behind"
+        text = f"{count_text(others, 'more group')} more than {span_text(_BEHIND_MS)} behind"
         yield Problem(Severity.WARNING, ProblemKind.GROUPS, text)
 
 
@@ -211,7 +211,7 @@ def _dead_letters(reading: BrokerReading) -> Iterator[Problem]:
     letters = reading.letters
     if not letters:
         return
-    text = _plural(sum(letters.values()), "open dead letter")
+    text = count_text(sum(letters.values()), "open dead letter")
     if len(letters) > 1:
         text += f" in {len(letters)} groups"
     if reading.last_letter_ms:
@@ -265,7 +265,7 @@ def _listener_problems(listeners: Sequence[Mapping[str, Any]]) -> Iterator[Probl
     for each in listeners:
         name, state, lag = each["id"], each["state"], each.get("lag") or 0
         if each.get("hanging"):
-            text = f"{_plural(each['hanging'], 'handler')} of listener {name} {_hang(each['hanging'])}"
+            text = f"{count_text(each['hanging'], 'handler')} of listener {name} {_hang(each['hanging'])}"
             yield Problem(Severity.ERROR, ProblemKind.LISTENER, text, name)
         if state == "broken" or (state == "stopped" and each.get("autoStartup")):
             yield Problem(Severity.ERROR, ProblemKind.LISTENER, f"listener {name} is {state}{_with_lag(lag)}", name)
@@ -278,7 +278,7 @@ def _hang(count: int) -> str:
 
 
 def _with_lag(lag: int) -> str:
-    return f", with a lag of {_plural(lag, 'message')}" if lag else ""
+    return f", with a lag of {count_text(lag, 'message')}" if lag else ""
 
 
 def _late(component: Mapping[str, Any]) -> Iterator[Problem]:
@@ -286,7 +286,3 @@ def _late(component: Mapping[str, Any]) -> Iterator[Problem]:
     if worst_ms >= _LATE_MS:
         text = f"delayed messages of the last minutes were handled up to {span_text(worst_ms)} late"
         yield Problem(Severity.WARNING, ProblemKind.LATENESS, text)
-
-
-def _plural(number: int, singular: str) -> str:
-    return f"{number:,} {singular}{'' if number == 1 else 's'}"
