@@ -46,6 +46,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.delay": 4,
     "mqtemplate.remoting": 4,
     "mqtemplate.engine": 5,
+    "mqtemplate.http2": 5,
     "mqtemplate.brokers": 6,
     "mqtemplate.server": 6,
     "mqtemplate.calls": 7,
