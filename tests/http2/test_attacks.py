@@ -288,7 +288,9 @@ def test_a_client_with_calls_that_is_silent_gets_a_ping_and_is_closed_without_a_
     server.loop.wake()
     ping = peer.until(frames.PING)
     peer.send(frame(frames.PING, frames.ACK, 0, ping.payload))
-    eventually(lambda: all(each.read_ms == server.loop.now_ms() for each in server.connections()), "the response arrived")
+    eventually(
+        lambda: all(each.read_ms == server.loop.now_ms() for each in server.connections()), "the response arrived"
+    )
     clock.move_ms(121_000)
     server.loop.wake()
 
