@@ -90,6 +90,3 @@ def overall(codes: Collection[Code]) -> Code:
     if len(distinct) == 1:
         return distinct.pop()
     return Code.MULTIPLE_RESULTS if distinct else Code.INTERNAL_SERVER_ERROR
-
-
-OK = Code.OK
