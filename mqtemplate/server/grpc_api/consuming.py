@@ -237,6 +237,10 @@ class GrpcConsuming:
         else:
             receive.send(result)
 
+    def fail(self, context: GrpcContext, error: Exception) -> None:
+        """Answer a receive whose messages could not be sent."""
+        self._answers.fail(context.call, error)
+
     def answer_empty(self, context: GrpcContext) -> None:
         """Answer a receive for which there was no message."""
         self._answers.end_receive(context.call, status(Code.MESSAGE_NOT_FOUND, "no new message"))
@@ -306,7 +310,10 @@ class _Receive:
             self._consuming.release(self._request, result, 0)
             return
         self._result = result
-        self._consuming.deliver(self._context, self, result)
+        try:
+            self._consuming.deliver(self._context, self, result)
+        except Exception as exc:  # the thread of POP serves the other receives next
+            self._consuming.fail(self._context, exc)
         if not self._context.call.is_open:
             self.put_back(result)
 
