@@ -47,6 +47,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.delay": 4,
     "mqtemplate.remoting": 4,
     "mqtemplate.engine": 5,
+    "mqtemplate.http2": 5,
     "mqtemplate.brokers": 6,
     "mqtemplate.server": 6,
     "mqtemplate.calls": 7,
@@ -113,7 +114,7 @@ LOADED_BY_NAME = {
 }
 
 MAX_LINES_OF_FUNCTION = 60
-MAX_ONE_IMPORTER = 59
+MAX_ONE_IMPORTER = 61
 MAX_PASS_THROUGH = 59
 MAX_IMPORT_CHAIN = 26
 
