@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -51,7 +52,12 @@ def held(server: Server) -> int:
 def in_thread(stream: Any) -> tuple[threading.Thread, list[Received]]:
     """Read the answer of a receive in another thread."""
     found: list[Received] = []
-    thread = threading.Thread(target=lambda: found.append(Received(list(stream))), daemon=True)
+
+    def read() -> None:
+        with suppress(grpc.RpcError):  # the test has failed, and closes the channel
+            found.append(Received(list(stream)))
+
+    thread = threading.Thread(target=read, daemon=True)
     thread.start()
     return thread, found
 
@@ -82,7 +88,7 @@ def test_the_batch_size_limits_a_receive(tool: GrpcTool, topic: str) -> None:
 
 def test_a_receive_waits_for_a_message(server: Server, tool: GrpcTool, topic: str) -> None:
     thread, found = in_thread(tool.start_receive(GROUP, topic, wait_s=20))
-    eventually(lambda: held(server) == 1)
+    eventually(lambda: held(server) == 1, "a receive waits")
 
     tool.send(message(topic, b"late"))
 
@@ -96,7 +102,7 @@ def test_a_receive_without_messages_ends_after_its_time(
 ) -> None:
     """The shortest time is 5 seconds."""
     thread, found = in_thread(stepped_tool.start_receive(GROUP, stepped_topic, wait_s=0, timeout=600))
-    eventually(lambda: held(stepped) == 1)
+    eventually(lambda: held(stepped) == 1, "a receive waits")
 
     advance(stepped, 4_000)
     assert not found
@@ -116,9 +122,9 @@ def test_a_receive_without_a_deadline_is_accepted(tool: GrpcTool, topic: str) ->
 def test_a_cancelled_receive_pops_nothing(server: Server, tool: GrpcTool, topic: str) -> None:
     """The next receiver gets the message at once, as its first delivery."""
     stream = tool.start_receive(GROUP, topic, wait_s=20)
-    eventually(lambda: held(server) == 1)
+    eventually(lambda: held(server) == 1, "a receive waits")
     stream.cancel()
-    eventually(lambda: held(server) == 0)
+    eventually(lambda: held(server) == 0, "no receive waits")
 
     tool.send(message(topic))
 
@@ -213,7 +219,7 @@ def test_too_many_receives_are_refused() -> None:
     with serving(max_held_pulls=1) as server, GrpcTool(server) as tool:
         create_topic(server, TOPIC)
         waiting = tool.start_receive(GROUP, TOPIC, wait_s=20)
-        eventually(lambda: held(server) == 1)
+        eventually(lambda: held(server) == 1, "a receive waits")
 
         assert tool.receive(GROUP, TOPIC).code is Code.TOO_MANY_REQUESTS
         waiting.cancel()
@@ -413,7 +419,7 @@ def test_a_message_is_a_dead_letter_after_its_attempts(
         advance(stepped, 11_000)
 
     thread, found = in_thread(stepped_tool.start_receive(GROUP, stepped_topic, timeout=600))
-    eventually(lambda: held(stepped) == 1)
+    eventually(lambda: held(stepped) == 1, "a receive waits")
     advance(stepped, 6_000)
     thread.join()
     assert found[0].code is Code.MESSAGE_NOT_FOUND
@@ -481,7 +487,7 @@ def test_a_server_that_stops_answers_the_receives_that_wait() -> None:
         create_topic(server, TOPIC)
         with GrpcTool(server) as tool:
             thread, found = in_thread(tool.start_receive(GROUP, TOPIC, wait_s=20))
-            eventually(lambda: held(server) == 1)
+            eventually(lambda: held(server) == 1, "a receive waits")
             server.stop()
             thread.join()
 
@@ -508,7 +514,7 @@ def test_clients_use_a_server_that_was_restarted(tmp_path: Any) -> None:
             except grpc.RpcError:  # grpcio waits before it connects again
                 return []
 
-        eventually(lambda: received() == [b"before"])
+        eventually(lambda: received() == [b"before"], "the client is connected again")
         assert tool.heartbeat(GROUP).status.code == Code.UNRECOGNIZED_CLIENT_TYPE
         again = tool.telemetry()
         again.report(consumer_settings(GROUP, TOPIC, kind=ClientType.PUSH_CONSUMER))
