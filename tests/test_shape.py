@@ -40,6 +40,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.broker": 2,
     "mqtemplate.converter": 2,
     "mqtemplate.converters": 2,
+    "mqtemplate.grpc_protos": 2,
     "mqtemplate.record": 2,
     "mqtemplate.remoting.protocol": 3,
     "mqtemplate.store": 3,
