@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 INIT_MIN, INIT_MAX = 0, 1
 """Values of ``initMode``: a new group starts at the first message, or at the last one."""
@@ -153,7 +154,19 @@ class PollingInfoResponseHeader(CommandHeader):
     polling_num: int
 
 
-# --- texts of popped messages -----------------------------------------------------------------------
+# --- topics and texts of popped messages -----------------------------------------------------------
+
+
+def popped_topic(topic: str, group: str) -> tuple[str, int]:
+    """Return the topic whose pop returned a message that is stored in *topic*, and the kind of *topic*.
+
+    *topic* may be the retry topic that a group has for the returned one. Source: ``ExtraInfoUtil.getRealTopic``.
+    """
+    for kind, separator in ((1, "_"), (2, "+")):
+        prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
+        if topic.startswith(prefix) and topic != prefix:
+            return topic.removeprefix(prefix), kind
+    return topic, 0
 
 
 @dataclass(frozen=True, slots=True)
