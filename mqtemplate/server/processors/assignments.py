@@ -61,11 +61,7 @@ class AssignmentProcessor:
                 ResponseCode.NO_PERMISSION, "members always pull from a retry topic; set the mode of the real topic"
             )
         self.topics.get(mode.topic)
-        if self.groups.find(mode.consumer_group) is None:
-            raise RefusedError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"group {mode.consumer_group!r} does not exist; create it with mqadmin updateSubGroup",
-            )
+        self.groups.ensure(mode.consumer_group)  # the mode is set before the first member starts
         self.modes.put(mode)
         _log.info(
             "admin.request_mode_set",

@@ -49,6 +49,8 @@ from mqtemplate.server.state.topics import TopicConfigs
 
 _MAX_COUNT = 32
 """Most messages of one pop. Source: ``PopMessageProcessor``."""
+_MAX_BYTES = 8 << 20
+"""Most bytes of the records in one response; a frame has at most 16 MiB. It has one record, whatever its size."""
 _LATE_MS = 500
 """A pop that arrives later than this after its deadline has no effect: its client does not wait any more."""
 _MAX_INVISIBLE_MS = 365 * 86_400_000
@@ -133,7 +135,7 @@ class PopProcessor:
             if result is not None and result.messages and not connection.is_open:
                 self.pops.release(wanted.group, wanted.topic, result)
                 return
-            connection.reply(self._response(request, header, result or PopResult([])))
+            connection.reply(self._response(request, header, self._fitting(wanted, result or PopResult([]))))
 
         try:
             self.pops.pop(caller, wanted, wait_ms, answer)
@@ -144,8 +146,18 @@ class PopProcessor:
             result = self.engine.pop.pop(wanted)
             if not result.messages:
                 return request.response(ResponseCode.POLLING_FULL, self._response_header(header), remark=str(exc))
-            return self._response(request, header, result)
+            return self._response(request, header, self._fitting(wanted, result))
         return None
+
+    def _fitting(self, wanted: PopRequest, result: PopResult) -> PopResult:
+        """Return the first messages of a result, which fit into a frame. The others are visible again at once."""
+        size = 0
+        for count, popped in enumerate(result.messages):
+            size += popped.record.total_size
+            if count and size > _MAX_BYTES:
+                self.pops.release(wanted.group, wanted.topic, PopResult(result.messages[count:]))
+                return PopResult(result.messages[:count], result.rest + len(result.messages) - count)
+        return result
 
     def _wait_ms(self, born_ms: int, poll_ms: int) -> int:
         """Return how long a request may be held; negative if its client has stopped waiting.

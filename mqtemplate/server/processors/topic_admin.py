@@ -369,6 +369,7 @@ class OffsetAdmin:
         for topic in topics:
             for queue_id, offset in self.offsets.offsets(header.src_group, topic).items():
                 self.offsets.commit(header.dest_group, topic, queue_id, offset)
+                self.pops.reset(header.dest_group, self.statistics.queue(topic, queue_id), offset)
         _log.info("admin.offsets_cloned", group=header.dest_group, of=header.src_group, topics=topics)
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)

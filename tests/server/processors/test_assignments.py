@@ -217,6 +217,14 @@ def set_up(serving: Serving) -> None:
     serving.heartbeat(GROUP, TOPIC, client_id="a")
 
 
+def test_a_mode_creates_its_group(billing: Serving) -> None:
+    """As in RocketMQ: an administrator sets it before the first member starts."""
+    response = set_mode(billing, "POP", group="new")
+
+    assert response.code == ResponseCode.SUCCESS
+    assert billing.server.groups.find("new") is not None
+
+
 def test_connected_members_are_notified_of_a_new_mode(billing: Serving) -> None:
     """They would query their assignments up to 20 seconds later."""
     member = RecordingConnection()
@@ -238,9 +246,9 @@ def test_connected_members_are_notified_of_a_new_mode(billing: Serving) -> None:
             "topic 'nowhere' does not exist; create it with mqadmin updateTopic",
         ),
         (
-            {"group": "nobody"},
+            {"group": "a b"},
             ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            "group 'nobody' does not exist; create it with mqadmin updateSubGroup",
+            "'a b' is not a valid group name; use at most 248 letters, digits, '_', '-', '%', '|'",
         ),
     ],
 )

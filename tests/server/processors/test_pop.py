@@ -66,6 +66,19 @@ def test_a_pop_has_at_most_the_requested_number_and_tells_the_rest(serving: Serv
     assert response.header(PopMessageResponseHeader).rest_num == 1
 
 
+def test_a_response_fits_into_a_frame(serving: Serving, client: PopClient) -> None:
+    """The messages that have no room are visible for the next pop."""
+    send(serving, *[b"x" * (3 << 20) for _ in range(4)])
+
+    first = client.pop()
+    serving.step()
+    second = client.pop()
+
+    assert [len(first), len(second)] == [2, 2]
+    assert [each.count for each in second] == [0, 0]
+    assert {each.message.msg_id for each in first + second} == {each.msg_id for each in serving.read(TOPIC)}
+
+
 def test_records_are_returned_as_they_are_stored_without_our_checksum(serving: Serving, client: PopClient) -> None:
     """The client adds the properties of the delivery itself."""
     send(serving, b"one", KEYS="k", colour="green")
