@@ -100,11 +100,6 @@ class ClientPops:
         self._watched: dict[str, Callable[[], None]] = {}
         self._changed_topics: set[str] = set()
         self._is_closed = False
-        store.metrics.gauge("server.pops_held", self.__len__)
-
-    def __len__(self) -> int:
-        """Return the number of held pops."""
-        return self._counts.total()
 
     def count(self, key: PollingKey) -> int:
         """Return the number of held pops with the same group, topic and queue."""

@@ -128,13 +128,8 @@ class PopClient:
         return self.answer(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ChangeInvisibleTimeRequestHeader(**given))
 
     def change(self, popped: Popped, invisible_ms: int, **fields: Any) -> Popped:
-        """Return the message with its new handle, as ``changeInvisibleTimeAsync`` makes it."""
-        response = self.send_change(popped, invisible_ms, **fields)
-        assert response.code == ResponseCode.SUCCESS, response
-        new = response.header(ChangeInvisibleTimeResponseHeader)
-        parts = popped.extra_info.split(" ")
-        parts[:4] = [parts[7], str(new.pop_time), str(new.invisible_time), str(new.revive_qid)]
-        return Popped(popped.message, " ".join(parts), popped.count)
+        """Return the message with its new handle."""
+        return changed(popped, self.send_change(popped, invisible_ms, **fields))
 
     def peek(self, **fields: Any) -> RemotingCommand:
         given = {"consumer_group": GROUP, "topic": TOPIC, "queue_id": -1, "max_msg_nums": 32} | fields
@@ -156,6 +151,15 @@ class PopClient:
         """Return the number of pops that the broker holds."""
         header = PollingInfoRequestHeader(consumer_group=group, topic=TOPIC, queue_id=queue_id)
         return self.answer(RequestCode.POLLING_INFO, header).header(PollingInfoResponseHeader).polling_num
+
+
+def changed(popped: Popped, response: RemotingCommand) -> Popped:
+    """Return a message with the handle that its change has, as ``changeInvisibleTimeAsync`` makes it."""
+    assert response.code == ResponseCode.SUCCESS, response
+    new = response.header(ChangeInvisibleTimeResponseHeader)
+    parts = popped.extra_info.split(" ")
+    parts[:4] = [parts[7], str(new.pop_time), str(new.invisible_time), str(new.revive_qid)]
+    return Popped(popped.message, " ".join(parts), popped.count)
 
 
 def _fields(popped: Popped) -> dict[str, Any]:
