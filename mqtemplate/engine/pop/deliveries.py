@@ -14,7 +14,7 @@ from mqtemplate.engine.pop.holds import HeldPops, HoldKey
 from mqtemplate.engine.pop.pop_queue import MAX_WAITING, Delivery, PopQueue, Waiting
 from mqtemplate.engine.pop.progress import PopProgress, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle, retry_topic_v1
-from mqtemplate.engine.pop.requests import PoppedMessage, PopRequest, RecordReader, bounded
+from mqtemplate.engine.pop.requests import PopBatch, PoppedMessage, PopRequest, RecordReader, bounded
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.hashes import tags_code
@@ -63,18 +63,16 @@ class Deliverer:
         self._broker_name = broker_name
         self._max_in_flight = max_in_flight
 
-    def deliver(
-        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, popped: list[PoppedMessage]
-    ) -> bool:
+    def deliver(self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, batch: PopBatch) -> bool:
         """Deliver messages of one queue. Return True if it may have more that were not looked at."""
         self._progress.begin(tracked, from_last=request.from_last)
         state = tracked.state
         state.limit_attempts(request.max_attempts)
-        room = min(request.max_count - len(popped), self._max_in_flight - len(state.in_flight))
+        room = min(batch.room, self._max_in_flight - len(state.in_flight))
         if room <= 0 or tracked.is_gone:
             return False
         pop = self._pop_ordered if request.is_ordered else self._pop_unordered
-        next_offset = pop(tracked, request, target, room, popped)
+        next_offset = pop(tracked, request, target, room, batch)
         is_cut = next_offset > state.next
         state.read_to(next_offset)
         self._progress.settle(tracked)
@@ -86,30 +84,36 @@ class Deliverer:
         return Delivery(pop_ms, visible_ms, bounded(request.session), attempt_id=bounded(request.attempt_id))
 
     def _pop_unordered(
-        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, popped: list[PoppedMessage]
+        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages in any order. Return the next queue offset to read."""
         state, now_ms = tracked.state, self._clock.now_ms()
+        pop_ms = now_ms
         found: list[tuple[int, StoredRecord, int]] = []
         for queue_offset in state.deliverable(room, is_ordered=False):
-            earlier = state.waiting[queue_offset].earlier
+            _, earlier, last_pop_ms = state.waiting[queue_offset]
+            pop_ms = max(pop_ms, last_pop_ms + 1)  # another one than before, since it identifies the delivery
             record = self._reader.record(target.topic, target.queue_id, queue_offset, request.selector)
             if record is None:
                 state.done([queue_offset])
-            else:
+            elif batch.takes(record):
                 found.append((queue_offset, record, earlier))
+            else:
+                break
         next_offset = self._first_offset(state, tracked.queue)
-        if len(found) < room:
+        if len(found) < room and batch.room:
             count = room - len(found)
             for queue_offset, record in self._reader.records(
                 target.topic, target.queue_id, next_offset, count, request.selector
             ):
-                next_offset = queue_offset + 1
                 if record is not None and self._is_new(state, queue_offset):
-                    found.append((queue_offset, record, 0))
-                    if len(found) == room:
+                    if not batch.takes(record):
                         break
-        delivery, start = self._delivery(request, now_ms), state.next
+                    found.append((queue_offset, record, 0))
+                next_offset = queue_offset + 1
+                if len(found) == room:
+                    break
+        delivery, start = self._delivery(request, pop_ms), state.next
         exhausted = [at for at, record, earlier in found if record.reconsume_times + earlier >= request.max_attempts]
         if exhausted:  # the next step copies them to the dead-letter topic
             state.deliver(exhausted, delivery._replace(visible_ms=now_ms, counts=False))
@@ -119,11 +123,11 @@ class Deliverer:
             state.deliver([queue_offset], delivery._replace(earlier=earlier))
         state.deliver([at for at, _, earlier in found if not earlier], delivery)
         for _, record, earlier in found:
-            popped.append(self._popped_message(request, target, start, now_ms, record, earlier))
+            batch.messages.append(self._popped_message(request, target, start, pop_ms, record, earlier))
         return next_offset
 
     def _pop_ordered(
-        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, popped: list[PoppedMessage]
+        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages whose message groups have no unacknowledged ones. Return the next queue offset to read."""
         state, pop_ms = tracked.state, self._clock.now_ms()
@@ -135,20 +139,24 @@ class Deliverer:
             if record is None:
                 state.done([queue_offset])
                 continue
-            pop_ms = max(pop_ms, before.pop_ms + 1)  # another one than before, since it identifies the delivery
+            if not repeated and not batch.takes(record):
+                break
+            pop_ms = max(pop_ms, before.pop_ms + 1)
             found.append((queue_offset, before.group or "", before.earlier, record))
         next_offset = self._first_offset(state, tracked.queue)
-        if not repeated and len(found) < room and len(state.waiting) < MAX_WAITING:
+        if not repeated and batch.room and len(found) < room and len(state.waiting) < MAX_WAITING:
             for queue_offset, record in self._reader.records(
                 target.topic, target.queue_id, next_offset, room - len(found), request.selector
             ):
-                next_offset = queue_offset + 1
                 if record is not None and self._is_new(state, queue_offset):
                     group = bounded(find_property(record.properties_bytes, SHARDING_KEY) or "")
                     if state.is_blocked(group):
                         state.wait(queue_offset, Waiting(group))
-                    else:
+                    elif batch.takes(record):
                         found.append((queue_offset, group, 0, record))
+                    else:
+                        break
+                next_offset = queue_offset + 1
                 if len(found) == room or len(state.waiting) >= MAX_WAITING:
                     break
         start = state.next
@@ -156,7 +164,7 @@ class Deliverer:
             [(at, group, earlier) for at, group, earlier, _ in found], self._delivery(request, pop_ms)
         )
         for _, _, earlier, record in found:
-            popped.append(self._popped_message(request, target, start, pop_ms, record, earlier))
+            batch.messages.append(self._popped_message(request, target, start, pop_ms, record, earlier))
         return next_offset
 
     def _first_offset(self, state: PopQueue, queue: MessageQueue) -> int:

@@ -21,7 +21,15 @@ from mqtemplate.engine.pop.receipt_handle import (
     retry_topic_v1,
     retry_topic_v2,
 )
-from mqtemplate.engine.pop.requests import PopInFlight, PoppedMessage, PopRequest, PopResult, RecordReader, bounded
+from mqtemplate.engine.pop.requests import (
+    PopBatch,
+    PopInFlight,
+    PoppedMessage,
+    PopRequest,
+    PopResult,
+    RecordReader,
+    bounded,
+)
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
@@ -143,29 +151,29 @@ class PopService:
         """Return the result, and True if another pop may find messages at once."""
         self._check_open()
         targets = self._targets(request)
-        popped: list[PoppedMessage] = []
+        batch = PopBatch(request)
         busy: list[tuple[TrackedQueue, PopTarget]] = []
         if self._restored_sessions:
             self.keep_session(request.session)
         is_cut = False
         for target in targets:
-            if len(popped) >= request.max_count:
+            if not batch.room:
                 break
             tracked = self._track(request, target)
             if request.session:
                 self._sessions.setdefault(bounded(request.session), set()).add(tracked)
             if tracked.lock.acquire(blocking=False):
                 try:
-                    is_cut |= self._deliverer.deliver(tracked, request, target, popped)
+                    is_cut |= self._deliverer.deliver(tracked, request, target, batch)
                 finally:
                     tracked.lock.release()
             else:
                 busy.append((tracked, target))
-        for tracked, target in busy if not popped else ():
+        for tracked, target in busy if not batch.messages else ():
             with tracked.lock:
-                is_cut |= self._deliverer.deliver(tracked, request, target, popped)
-        self._popped.add(len(popped))
-        return PopResult(popped, self._rest(request.group, targets)), is_cut
+                is_cut |= self._deliverer.deliver(tracked, request, target, batch)
+        self._popped.add(len(batch.messages))
+        return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
 
     def _targets(self, request: PopRequest) -> list[PopTarget]:
         """Return the queues in the order of this pop: from a random one on, and the retry topics first or last."""
@@ -180,10 +188,17 @@ class PopService:
             start = self._random.randrange(count)
             queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
         if request.is_ordered:
+            if request.attempt_id:  # the messages of a repeated pop come first
+                attempt_id = bounded(request.attempt_id)
+                queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
             return queues
         names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
         retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
         return [*retries, *queues] if self._random.random() < _RETRY_FIRST else [*queues, *retries]
+
+    def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
+        tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
+        return tracked is not None and tracked.state.has_attempt(attempt_id)
 
     def _read_count(self, topic: str) -> int:
         state, counts = self._read_counts
@@ -292,7 +307,8 @@ class PopService:
         with tracked.lock:
             state = tracked.state
             result = state.ack(handle.queue_offset, handle.pop_ms)
-            if result is AckResult.UNKNOWN and self._is_credible(tracked, handle):
+            is_full = len(state.acked_ahead) >= self._max_in_flight
+            if result is AckResult.UNKNOWN and not is_full and self._is_credible(tracked.key, handle):
                 state.ack_ahead(handle.queue_offset)
                 result = AckResult.DONE
             self._progress.settle(tracked)
@@ -309,15 +325,15 @@ class PopService:
         """Return the queue of a handle; None if there is none."""
         key = QueueKey(group, handle.real_topic(topic, group), handle.queue_id)
         tracked = self._progress.find(key)
-        if tracked is None and self._progress.has_offset(key):
-            tracked = self._progress.track(key, from_last=True)
+        if tracked is None and (self._progress.has_offset(key) or self._is_credible(key, handle)):
+            tracked = self._progress.track(key, from_last=True, start=handle.start_offset)
         return tracked
 
-    def _is_credible(self, tracked: TrackedQueue, handle: ReceiptHandle) -> bool:
+    def _is_credible(self, key: QueueKey, handle: ReceiptHandle) -> bool:
         """Return True if a handle can be of a delivery that a crash has lost."""
-        if handle.expires_ms <= self._clock.now_ms() or len(tracked.state.acked_ahead) >= self._max_in_flight:
+        if handle.expires_ms <= self._clock.now_ms() or not self._store.has_queue(key.topic, key.queue_id):
             return False
-        units = self._store.consume_queue(tracked.key.topic, tracked.key.queue_id).unit_tuples(handle.queue_offset, 1)
+        units = self._store.consume_queue(key.topic, key.queue_id).unit_tuples(handle.queue_offset, 1)
         return bool(units) and handle.physical_offset in (None, units[0][0])
 
     def change_invisible(
@@ -346,12 +362,16 @@ class PopService:
         now_ms = self._clock.now_ms()
         pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
         with tracked.lock:
-            changed = tracked.state.change(
-                handle.queue_offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts)
-            )
+            state, offset = tracked.state, handle.queue_offset
+            changed = state.change(offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts))
+            is_released = changed is not None and invisible_ms <= 0 and not counts
+            if is_released:  # it was not handled: it needs no copy in the retry topic
+                state.wait_again(offset, counts=False)
             self._progress.settle(tracked)
         if changed is None:
             return None
+        if is_released:
+            self._holds.changed(HoldKey(group, topic))
         self.journal.confirm(when_durable)
         return handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
 
@@ -424,8 +444,8 @@ class PopService:
         """
         wanted = None if topic is None else {topic, retry_topic_v1(topic, group), retry_topic_v2(topic, group)}
         found = []
-        for tracked in self._progress:
-            if tracked.key.group == group and (wanted is None or tracked.key.topic in wanted):
+        for tracked in self._progress.of_group(group):
+            if wanted is None or tracked.key.topic in wanted:
                 with tracked.lock:
                     state = tracked.state
                     oldest_ms = min((each.pop_ms for each in state.in_flight.values()), default=None)

@@ -287,6 +287,33 @@ def test_a_queue_delivers_no_more_than_the_limit_until_some_are_done() -> None:
     assert bodies(shop.pop()) == ["d"]
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_pop_has_no_more_bytes_than_requested_but_at_least_one_message(shop: Shop, is_ordered: bool) -> None:
+    shop.send("a" * 2_000, "b" * 500, "c" * 500, "d" * 500)
+    shop.ack(*(large := shop.pop(max_bytes=1_500, is_ordered=is_ordered)))
+    shop.ack(*(two := shop.pop(max_bytes=1_500, is_ordered=is_ordered)))
+
+    assert [message[0] for message in bodies(large)] == ["a"]
+    assert [message[0] for message in bodies(two)] == ["b", "c"]
+    assert [message[0] for message in bodies(shop.pop(max_bytes=1_500, is_ordered=is_ordered))] == ["d"]
+
+
+def test_a_message_that_was_not_handled_is_delivered_again_without_a_copy(shop: Shop) -> None:
+    shop.send("a", "b")
+    a, b = shop.pop()
+    results: list[PopResult] = []
+    shop.hold(20_000, results)
+
+    assert shop.change(a, 0, counts=False) is not None
+    shop.harness.advance("0s")
+
+    (again,) = results[0].messages
+    assert (*bodies([again]), again.attempt, again.record.topic) == ("a", 1, TOPIC)
+    assert shop.ack(a) == [False]
+    assert shop.ack(again, b) == [True, True]
+    assert shop.committed() == 2
+
+
 # --- the first offset ------------------------------------------------------------------------------
 
 
@@ -378,6 +405,16 @@ def test_the_same_attempt_gets_the_same_messages_with_the_same_count(shop: Shop)
     assert shop.ack(*first) == [False, False]
     assert shop.ack(*again) == [True, True]
     assert bodies(shop.pop(is_ordered=True, attempt_id="one")) == ["a2"]
+
+
+def test_a_repeated_attempt_gets_its_messages_first() -> None:
+    shop = Shop(default_topic_queue_nums=8)
+    shop.send(*map(str, range(16)))
+    first = shop.pop(is_ordered=True, attempt_id="one", max_count=2)
+
+    again = shop.pop(is_ordered=True, attempt_id="one", max_count=2)
+
+    assert bodies(again) == bodies(first)
 
 
 def test_an_ordered_message_is_a_dead_letter_after_its_last_attempt_and_its_group_goes_on(shop: Shop) -> None:
