@@ -49,8 +49,6 @@ from mqtemplate.server.state.topics import TopicConfigs
 
 _MAX_COUNT = 32
 """Most messages of one pop. Source: ``PopMessageProcessor``."""
-_MAX_BYTES = 8 << 20
-"""Most bytes of the records in one response; a frame has at most 16 MiB. It has one record, whatever its size."""
 _LATE_MS = 500
 """A pop that arrives later than this after its deadline has no effect: its client does not wait any more."""
 _MAX_INVISIBLE_MS = 365 * 86_400_000
@@ -119,6 +117,7 @@ class PopProcessor:
             attempt_id=header.attempt_id or "",
             from_last=header.init_mode != headers.INIT_MIN,
             max_attempts=group.retry_max_times + 1,
+            max_bytes=self.settings.max_pull_bytes,
         )
         return self._pop_or_hold(caller, connection, request, header, wanted, max(wait_ms, 0))
 
@@ -135,7 +134,7 @@ class PopProcessor:
             if result is not None and result.messages and not connection.is_open:
                 self.pops.release(wanted.group, wanted.topic, result)
                 return
-            connection.reply(self._response(request, header, self._fitting(wanted, result or PopResult([]))))
+            connection.reply(self._response(request, header, result or PopResult([])))
 
         try:
             self.pops.pop(caller, wanted, wait_ms, answer)
@@ -146,18 +145,8 @@ class PopProcessor:
             result = self.engine.pop.pop(wanted)
             if not result.messages:
                 return request.response(ResponseCode.POLLING_FULL, self._response_header(header), remark=str(exc))
-            return self._response(request, header, self._fitting(wanted, result))
+            return self._response(request, header, result)
         return None
-
-    def _fitting(self, wanted: PopRequest, result: PopResult) -> PopResult:
-        """Return the first messages of a result, which fit into a frame. The others are visible again at once."""
-        size = 0
-        for count, popped in enumerate(result.messages):
-            size += popped.record.total_size
-            if count and size > _MAX_BYTES:
-                self.pops.release(wanted.group, wanted.topic, PopResult(result.messages[count:]))
-                return PopResult(result.messages[:count], result.rest + len(result.messages) - count)
-        return result
 
     def _wait_ms(self, born_ms: int, poll_ms: int) -> int:
         """Return how long a request may be held; negative if its client has stopped waiting.
@@ -213,12 +202,11 @@ class PopProcessor:
             msg_offset_info=headers.msg_offset_info(queues),
             order_count_info=headers.order_count_info(queues) if header.order else None,
         )
-        starts = {(each.topic_type, each.queue_id): each.start_offset for each in queues}
         records = []
         for popped in result.messages:
             record, handle = popped.record, popped.handle
-            known = first[1:4] == handle[1:4] and starts[handle.topic_type, handle.queue_id] == handle.start_offset
-            is_plain = known and record.topic == header.topic
+            # The client can make the handle if the delivery is the one of the header.
+            is_plain = first[1:4] == handle[1:4] and record.topic == header.topic
             records.append(self._stored(record) if is_plain else self._with_handle(popped, header.topic))
         return request.response(ResponseCode.SUCCESS, answered, b"".join(records), remark="FOUND")
 
@@ -354,7 +342,8 @@ def _popped_queues(messages: Sequence[PoppedMessage], *, has_counts: bool) -> li
         PoppedQueue(
             topic_type,
             queue_id,
-            min(popped.handle.start_offset for popped in found),
+            # A redelivered message is before the start of the pop. Bits of acknowledgements count from this offset.
+            min(min(popped.handle.start_offset, popped.handle.queue_offset) for popped in found),
             sorted(popped.handle.queue_offset for popped in found),
             {popped.handle.queue_offset: popped.attempt - 1 for popped in found} if has_counts else {},
         )

@@ -5,7 +5,7 @@ time. One response has messages of several queues; three of its fields describe 
 
     startOffsetInfo  0 3 17;1 0 0                kind of the topic, queue ID, queue offset at which the pop began
     msgOffsetInfo    0 3 17,19;1 0 0             kind of the topic, queue ID, queue offsets of the messages
-    orderCountInfo   0 3 1;0 qo3%17 2;0 qo3%19 1  the same, and how often messages were consumed before
+    orderCountInfo   0 qo3%17 2;0 qo3%19 1;0 3 1  the same, and how often messages were consumed before
 
 The kind of a topic is 0, 1 for the retry topic ``%RETRY%group_topic``, 2 for ``%RETRY%group+topic``.
 
@@ -198,13 +198,13 @@ def msg_offset_info(queues: Sequence[PoppedQueue]) -> str:
 
 
 def order_count_info(queues: Sequence[PoppedQueue]) -> str:
-    """Return the text of ``orderCountInfo``: the smallest count of each queue, then the count of each message.
+    """Return the text of ``orderCountInfo``: counts of messages that were consumed before, and the least of a queue.
 
-    Old clients read only the first one. Source: ``ConsumerOrderInfoManager.update``.
+    Old clients read only the latter. Source: ``ConsumerOrderInfoManager.update``.
     """
     parts = []
     for each in queues:
         if each.counts:
+            parts += [f"{each.topic_type} qo{each.queue_id}%{offset} {n}" for offset, n in each.counts.items() if n]
             parts.append(f"{each.topic_type} {each.queue_id} {min(each.counts.values())}")
-            parts += [f"{each.topic_type} qo{each.queue_id}%{offset} {n}" for offset, n in each.counts.items()]
     return ";".join(parts)
