@@ -16,6 +16,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
+from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings, ServerTls, TlsMode, load_tls
@@ -27,6 +28,7 @@ from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import FastPath
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
+from mqtemplate.server.processors.assignments import AssignmentProcessor
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Reload, Traffic
 from mqtemplate.server.processors.client import (
     ClientProcessor,
@@ -39,9 +41,11 @@ from mqtemplate.server.processors.client import (
     announced_capabilities,
 )
 from mqtemplate.server.processors.mqadmin import REASONS, AccountProcessor, MaintenanceProcessor
+from mqtemplate.server.processors.pop import AckProcessor, PopProcessor
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
 from mqtemplate.server.processors.topic_admin import GroupAdmin, OffsetAdmin, TopicAdmin
+from mqtemplate.server.pulls.client_pops import ClientPops
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import register
@@ -69,7 +73,8 @@ class ServerAssembly:
         deferred_work: Threads for requests that must not block the I/O thread.
         traffic: Samples of the counts.
         fast_path: Of sends and pulls; None if it is switched off.
-        send, pull, send_back, sequenced, client, offset, delayed: Processors.
+        pops: Held pops.
+        send, pull, pop, send_back, sequenced, client, offset, delayed: Processors.
         client_processors: All processors of the requests that producers and consumers send.
     """
 
@@ -99,6 +104,8 @@ class ServerAssembly:
         responses = SendResponses(settings.added_properties())
         self.send = SendProcessor(store, callers, core.sends, responses, work)
         self.pull = PullProcessor(engine, callers, settings, creations, checks, subscriptions, raw, core.hold, work)
+        self.pops = pops = ClientPops(engine.pop, store, clock, core.limits.pulls)
+        self.pop = PopProcessor(engine, callers, settings, creations, checks, subscriptions, raw, pops, work)
         self.send_back = SendBackProcessor(store, callers, core.send_backs, work)
         self.sequenced = SequencedSendProcessor(store, callers, core.sequenced_sends)
         capabilities = announced_capabilities(engine, settings)
@@ -108,6 +115,8 @@ class ServerAssembly:
         self.client_processors: Sequence[object] = (
             self.send,
             self.pull,
+            self.pop,
+            AckProcessor(engine, topics),
             LockProcessor(callers, core.queue_locks),
             self.send_back,
             self.offset,
@@ -119,6 +128,15 @@ class ServerAssembly:
             self.sequenced,
         )
 
+    def assignment_processor(self, route: Callable[[str], TopicRouteData | None]) -> AssignmentProcessor:
+        """Return the processor of assignments of queues.
+
+        Args:
+            route: Returns the route of a topic; see `NameServer.route`.
+        """
+        core = self.core
+        return AssignmentProcessor(core.modes, core.topics, core.groups, core.clients, self.remote_clients, route)
+
     def admin_processors(self, address: Callable[[], str], reload: Reload) -> Sequence[object]:
         """Return the processors of the requests of administrators.
 
@@ -129,11 +147,11 @@ class ServerAssembly:
         engine, settings, core = self._engine, self._settings, self.core
         topics, groups, clients, raw = core.topics, core.groups, core.clients, core.raw
         offsets = engine.offsets
-        statistics = QueueStatistics(raw, offsets, self.traffic, engine.name)
+        statistics = QueueStatistics(raw, offsets, self.traffic, engine.pop, engine.name)
         return (
-            TopicAdmin(topics, statistics, clients, offsets),
-            GroupAdmin(groups, clients, offsets, engine.clock),
-            OffsetAdmin(offsets, topics, groups, clients, statistics),
+            TopicAdmin(topics, statistics, clients, offsets, engine.pop, core.modes),
+            GroupAdmin(groups, clients, offsets, engine.pop, core.modes, engine.clock),
+            OffsetAdmin(offsets, engine.pop, topics, groups, clients, statistics),
             BrokerAdminProcessor(engine, settings, topics, self.traffic, address, self._boot_ms, reload),
             QueryProcessor(engine, raw, clients),
             RelayProcessor(raw, topics, clients),
@@ -232,10 +250,12 @@ class BrokerServer(Generic[EngineT]):
         self._remoting_settings = remoting or RemotingServerSettings()
         self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
+        self.remoting.on_close(lambda connection: parts.pops.forget(connection.id))
         self.remoting.on_close(lambda connection: core.forget(connection.id))
         if parts.fast_path is not None:
             self.remoting.use_pipelines(parts.fast_path.pipeline)
-        self.processors = register(self.remoting, *parts.client_processors)
+        assignments = parts.assignment_processor(self.name_server.route)
+        self.processors = register(self.remoting, *parts.client_processors, assignments)
         self._reload: Reload = _refuse_reload
         admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address), self._reload_config))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
@@ -245,7 +265,7 @@ class BrokerServer(Generic[EngineT]):
         if self.grpc is not None:
             sweeps.append(self.grpc.service.clients.sweep)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
-        self._services: list[Service] = [self.hold, expiry, parts.traffic]
+        self._services: list[Service] = [self.hold, parts.pops, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
         served.metrics.add_collector(self._samples)
 
@@ -286,9 +306,11 @@ class BrokerServer(Generic[EngineT]):
     def use_accounts(self, acl: AclSettings) -> None:
         """Use the accounts of other settings of the access control, from the next request on.
 
-        The held pulls of accounts that have changed are answered, so that their consumers send the next ones.
+        The held pulls and pops of accounts that have changed are answered, so that their consumers send the next ones.
         """
-        self.hold.answer_for(self.core.access.change_accounts(acl))
+        changed = self.core.access.change_accounts(acl)
+        self.hold.answer_for(changed)
+        self._parts.pops.answer_for(changed)
 
     def listener(self, listen: HostAddress) -> RemotingServer:
         """Return a listener socket with the limits, TLS and access control of this server. It is not started."""
@@ -323,6 +345,7 @@ class BrokerServer(Generic[EngineT]):
         self._engine.attach(self._parts.remote_clients)
         self._create_system_topics()
         self.groups.load()
+        self.core.modes.load()
         self.name_server.entries.load()
 
     def _create_system_topics(self) -> None:
@@ -384,7 +407,9 @@ class BrokerServer(Generic[EngineT]):
                 setting ``drain_ms`` of the sockets.
         """
         left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
-        self.hold.close(left.seconds / 2)  # First: `RemotingServer.stop` waits for the responses to all requests.
+        # First the held requests: `RemotingServer.stop` waits for the responses to all requests.
+        self._parts.pops.close()
+        self.hold.close(left.seconds / 2)
         if self.grpc is not None:
             self.grpc.stop(left.seconds / 2)
         self.remoting.stop(left.seconds)

@@ -140,7 +140,7 @@ def prints(command: str, *patterns: str) -> Any:
         prints("cleanExpiredCQ -b {broker}", r"^success$"),
         prints("cleanUnusedTopic -b {broker}", r"^success$"),
         prints("setConsumeMode -b {broker} -t orders -g billing -m PULL", r"success"),
-        prints("setConsumeMode -b {broker} -t orders -g billing -m POP", "!success"),
+        prints("setConsumeMode -b {broker} -t orders -g popping -m POP", r"success"),
         prints("deleteExpiredCommitLog -b {broker}", "!success"),
         prints("updateNamesrvConfig -k a -v b", "!success"),
         prints("createUser -b {broker} -u shop-owner -p secret-word", "!success"),

@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mqtemplate.errors import RemoteProtocolError
-from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
+from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.pop import popped_topic
 from mqtemplate.remoting.protocol.sequenced import read_queue_batches
 from mqtemplate.server.acl.settings import Need, Right, group_need, topic_need
 from mqtemplate.server.requests.response import decode_handles
@@ -75,19 +76,38 @@ def _unregistered(request: RemotingCommand) -> list[Need]:
 
 def _registered(request: RemotingCommand) -> list[Need]:
     needs = []
-    for consumer in HeartbeatData.decode(request.body).consumer_data_set:
+    for consumer in bodies.HeartbeatData.decode(request.body).consumer_data_set:
         needs.append(group_need(consumer.group_name))
         needs += [topic_need(subscription.topic, Right.SUB) for subscription in consumer.subscription_data_set]
     return needs
 
 
 def _locked(request: RemotingCommand) -> list[Need]:
-    return [group_need(LockBatchRequestBody.decode(request.body).consumer_group)]
+    return [group_need(bodies.LockBatchRequestBody.decode(request.body).consumer_group)]
 
 
 def _checked(request: RemotingCommand) -> list[Need]:
-    body = CheckClientRequestBody.decode(request.body)
+    body = bodies.CheckClientRequestBody.decode(request.body)
     return [group_need(body.group), topic_need(body.subscription_data.topic, Right.SUB)]
+
+
+def _assigned(request: RemotingCommand) -> list[Need]:
+    body = bodies.QueryAssignmentRequestBody.decode(request.body)
+    return [group_need(body.consumer_group), topic_need(body.topic, Right.SUB)]
+
+
+def _acknowledged(request: RemotingCommand) -> list[Need]:
+    return _delivered(_field(request, "consumerGroup"), _field(request, "topic"))
+
+
+def _acknowledged_all(request: RemotingCommand) -> list[Need]:
+    acks = bodies.BatchAckMessageRequestBody.decode(request.body).acks
+    return [need for pair in sorted({(ack.consumer_group, ack.topic) for ack in acks}) for need in _delivered(*pair)]
+
+
+def _delivered(group: str, topic: str) -> list[Need]:
+    """A message may be in the retry topic of the group for one topic: the account needs the right to that one."""
+    return [group_need(group), topic_need(popped_topic(topic, group)[0], Right.SUB)]
 
 
 def _changed(request: RemotingCommand) -> list[Need]:
@@ -174,6 +194,7 @@ ROUTES = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_C
 consumers of the Go client v2 never sign them."""
 
 _CONSUMED = RequestRights("SUB on the group and SUB on the topic", _consumed)
+_DELIVERED = RequestRights("SUB on the group and SUB on the topic, of a retry on the real topic", _acknowledged)
 _LOCKED = RequestRights("SUB on the group", _locked)
 _CHANGED = RequestRights("PUB on the topic that will receive the message; without a topic on all topics", _changed)
 _PENDING = RequestRights("SUB on the topic; without a topic on all topics and groups", _pending)
@@ -191,6 +212,14 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.LITE_PULL_MESSAGE: _CONSUMED,
         RequestCode.QUERY_CONSUMER_OFFSET: _CONSUMED,
         RequestCode.UPDATE_CONSUMER_OFFSET: _CONSUMED,
+        RequestCode.POP_MESSAGE: _CONSUMED,
+        RequestCode.PEEK_MESSAGE: _CONSUMED,
+        RequestCode.NOTIFICATION: _CONSUMED,
+        RequestCode.POLLING_INFO: _CONSUMED,
+        RequestCode.ACK_MESSAGE: _DELIVERED,
+        RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _DELIVERED,
+        RequestCode.BATCH_ACK_MESSAGE: RequestRights("SUB on each group and SUB on each topic", _acknowledged_all),
+        RequestCode.QUERY_ASSIGNMENT: RequestRights("SUB on the group and SUB on the topic", _assigned),
         RequestCode.CONSUMER_SEND_MSG_BACK: _group_field(
             "group", "SUB on the group and SUB on the topic of the stored message"
         ),
@@ -274,6 +303,6 @@ CHANGES = frozenset(
     }
 )
 """Codes that change something and that no client repeats unchanged. Clients repeat all others: heartbeats, pulls,
-commits of offsets, locks, registrations of brokers, reloads. ``mqadmin deleteTopic`` sends DELETE_TOPIC_IN_NAMESRV
-with the fields of DELETE_TOPIC_IN_BROKER, so with the same signature. It is left out: a broker registers its topics
-again."""
+pops, acknowledgements, commits of offsets, locks, registrations of brokers, reloads. ``mqadmin deleteTopic`` sends
+DELETE_TOPIC_IN_NAMESRV with the fields of DELETE_TOPIC_IN_BROKER, so with the same signature. It is left out: a broker
+registers its topics again."""

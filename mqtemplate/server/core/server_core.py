@@ -13,7 +13,7 @@ from mqtemplate.server.core.sends import ClientSendBacks, ClientSends, ClientSeq
 from mqtemplate.server.pulls.pull_checks import PullChecks, Subscriptions
 from mqtemplate.server.pulls.pull_hold import PullHold
 from mqtemplate.server.pulls.raw_reader import RawReader, ReadAhead
-from mqtemplate.server.state.groups import ClientCreations, SubscriptionGroupTable
+from mqtemplate.server.state.groups import ClientCreations, RequestModes, SubscriptionGroupTable
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
@@ -34,6 +34,7 @@ class ServerCore:
         access: The *access* of the arguments. It binds client IDs to accounts.
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
+        modes: Way in which the members of a group get the messages of a topic.
         limits: What clients may hold and create.
         creations: Creates topics and groups that clients use first.
         peer_log: Log of warnings about clients.
@@ -57,6 +58,7 @@ class ServerCore:
         self.groups = groups = SubscriptionGroupTable(
             store.store_files, clock, auto_create=settings.auto_create_subscription_group
         )
+        self.modes = RequestModes(store.store_files)
         self.limits = limits = ClientLimits(
             settings,
             clock,

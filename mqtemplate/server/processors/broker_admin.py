@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
+from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.errors import ConfigurationError, CorruptRecordError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -212,6 +213,7 @@ class QueueStatistics:
     raw: RawReader
     offsets: ConsumerOffsets
     traffic: Traffic
+    pops: PopService
     broker_name: str
 
     def queue(self, topic: str, queue_id: int) -> MessageQueue:
@@ -231,19 +233,25 @@ class QueueStatistics:
     def consume_stats(self, group: str, topics: Iterable[TopicConfig]) -> ConsumeStats:
         """Return the progress of *group* in each queue of *topics*."""
         table, rate = {}, 0.0
+        popped = {each.queue: each.next for each in self.pops.in_flight(group)}
         for config in topics:
             rate += self.traffic.group_rate(group, config.topic_name)
             for queue_id in range(config.read_queue_nums):
                 queue = self.queue(config.topic_name, queue_id)
-                table[queue] = self._progress(group, queue)
+                table[queue] = self._progress(group, queue, popped.get(queue, 0))
         return ConsumeStats(offset_table=table, consume_tps=rate)
 
-    def _progress(self, group: str, queue: MessageQueue) -> OffsetWrapper:
+    def _progress(self, group: str, queue: MessageQueue, popped: int) -> OffsetWrapper:
+        """Return the progress in one queue.
+
+        Args:
+            popped: Next queue offset to pop. Tools show the messages between it and the committed offset as in flight.
+        """
         consumed = self.offsets.offset(group, queue.topic, queue.queue_id) or 0
         return OffsetWrapper(
             broker_offset=self.raw.reader.max_offset(queue),
             consumer_offset=consumed,
-            pull_offset=consumed,
+            pull_offset=max(consumed, popped),
             last_timestamp=self._store_time(queue, consumed - 1) if consumed > 0 else 0,
         )
 

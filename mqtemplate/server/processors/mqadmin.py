@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from mqtemplate.engine.engine import Engine
-from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.server.acl.access import AccessControl
@@ -23,7 +22,7 @@ _ACCOUNTS = (
     "accounts and their rights are in the configuration: change mqtemplate.server.acl.accounts, and let the server "
     "read it with mqtemplate reload"
 )
-_POP = "this server has no POP consumption; its consumers pull"
+_POP_ROLLBACK = "this server stores the progress of POP consumption in one form; there is none to roll back to"
 _LITE = "this server has no lite topics; use a topic for each, or the tags of messages"
 _CONTROLLER = "this server is its only broker: it has no controller and no replicas"
 _COLD_DATA = "this server does not limit the reads of old messages, and the operating system reads its files ahead"
@@ -84,19 +83,7 @@ REASONS: Mapping[int, str] = MappingProxyType(
             ),
             _COLD_DATA,
         ),
-        **dict.fromkeys(
-            (
-                RequestCode.QUERY_ASSIGNMENT,
-                RequestCode.POP_MESSAGE,
-                RequestCode.ACK_MESSAGE,
-                RequestCode.PEEK_MESSAGE,
-                RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-                RequestCode.NOTIFICATION,
-                RequestCode.BATCH_ACK_MESSAGE,
-                RequestCode.POP_ROLLBACK,
-            ),
-            _POP,
-        ),
+        RequestCode.POP_ROLLBACK: _POP_ROLLBACK,
         **dict.fromkeys(
             (
                 RequestCode.GET_BROKER_LITE_INFO,
@@ -116,12 +103,6 @@ REASONS: Mapping[int, str] = MappingProxyType(
 # --- maintenance and replicas ---------------------------------------------------------------------
 
 
-class RequestMode(JsonBody):
-    """Way in which the members of a group get the messages of a topic: ``PULL`` or ``POP``."""
-
-    mode: str = "PULL"
-
-
 @dataclass(frozen=True, slots=True)
 class MaintenanceProcessor:
     """Processors of requests for work that this server does by itself, and of the state of its replicas."""
@@ -131,11 +112,6 @@ class MaintenanceProcessor:
     @answers(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, RequestCode.CLEAN_UNUSED_TOPIC)
     def _clean(self) -> None:
         """Do nothing: units are removed with their messages, and the offsets of a topic with the topic."""
-
-    @answers(RequestCode.SET_MESSAGE_REQUEST_MODE)
-    def _set_request_mode(self, requested: RequestMode) -> None:
-        if requested.mode != "PULL":
-            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"mode must be PULL, got {requested.mode!r:.64}: {_POP}")
 
     @answers(RequestCode.GET_BROKER_HA_STATUS)
     def _ha_status(self) -> bytes:

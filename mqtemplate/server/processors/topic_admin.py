@@ -14,6 +14,8 @@ from typing import TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import ClientChannel, ClientRegistry
+from mqtemplate.engine.pop.pop import PopService
+from mqtemplate.engine.pop.receipt_handle import retry_topic_v1, retry_topic_v2
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -27,10 +29,11 @@ from mqtemplate.remoting.protocol.codes import LanguageCode, RequestCode, Respon
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import admin
 from mqtemplate.remoting.protocol.headers import group as headers
+from mqtemplate.remoting.protocol.headers.pop import popped_topic
 from mqtemplate.server.processors.broker_admin import QueueStatistics
 from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.state.groups import SubscriptionGroupTable
+from mqtemplate.server.state.groups import RequestModes, SubscriptionGroupTable
 from mqtemplate.server.state.remote_clients import connection_of, subscription_data
 from mqtemplate.server.state.topics import TopicConfigs, apply_attributes, queue_id_error
 from mqtemplate.services import wall_time
@@ -60,6 +63,8 @@ class TopicAdmin:
     statistics: QueueStatistics
     clients: ClientRegistry
     offsets: ConsumerOffsets
+    pops: PopService
+    modes: RequestModes
 
     # --- changes -------------------------------------------------------------------------------
 
@@ -92,7 +97,14 @@ class TopicAdmin:
         if not topic.strip():
             raise RefusedError(ResponseCode.INVALID_PARAMETER, "the topic to delete is empty; give its name")
         deleted = self.topics.delete(topic)
+        for group in self.offsets.groups_of(topic):  # their retries cannot be popped any more
+            for retry_topic in (retry_topic_v1(topic, group), retry_topic_v2(topic, group)):
+                if self.topics.table.has(retry_topic):
+                    self.topics.delete(retry_topic)
+                    self.offsets.forget(topic=retry_topic)
         self.offsets.forget(topic=topic)
+        self.pops.forget_topic(topic)
+        self.modes.forget(topic=topic)
         _log.info("admin.topic_deleted", topic=topic, found=deleted, by=str(connection.remote))
 
     # --- queries -------------------------------------------------------------------------------
@@ -135,6 +147,8 @@ class GroupAdmin:
     groups: SubscriptionGroupTable
     clients: ClientRegistry
     offsets: ConsumerOffsets
+    pops: PopService
+    modes: RequestModes
     clock: Clock
 
     # --- settings ------------------------------------------------------------------------------
@@ -154,6 +168,8 @@ class GroupAdmin:
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP, slow=True)
     def _delete(self, header: headers.DeleteSubscriptionGroupRequestHeader, connection: Connection) -> None:
         deleted = self.groups.delete(header.group_name)
+        self.modes.forget(group=header.group_name)
+        self.pops.forget_group(header.group_name)
         if header.clean_offset:
             self.offsets.forget(group=header.group_name)
         _log.info("admin.group_deleted", group=header.group_name, found=deleted, by=str(connection.remote))
@@ -276,6 +292,7 @@ class OffsetAdmin:
     """
 
     offsets: ConsumerOffsets
+    pops: PopService
     topics: TopicConfigs
     groups: SubscriptionGroupTable
     clients: ClientRegistry
@@ -293,9 +310,12 @@ class OffsetAdmin:
         return self.statistics.consume_stats(group, self._existing(topics))
 
     def _subscribed(self, group: str, topics: Iterable[str]) -> list[str]:
-        """Return the *topics* that the group subscribes to, sorted; all of them if it has no connected member."""
+        """Return the *topics* that the group subscribes to, sorted; all of them if it has no connected member.
+
+        A group that pops from a topic also reads its retry topic for it.
+        """
         info = self.clients.consumers.get(group)
-        return sorted(topic for topic in topics if info is None or topic in info.subscriptions)
+        return sorted(topic for topic in topics if info is None or popped_topic(topic, group)[0] in info.subscriptions)
 
     def _existing(self, topics: Iterable[str]) -> list[TopicConfig]:
         return [config for topic in topics if (config := self.topics.find(topic)) is not None]
@@ -349,6 +369,7 @@ class OffsetAdmin:
         for topic in topics:
             for queue_id, offset in self.offsets.offsets(header.src_group, topic).items():
                 self.offsets.commit(header.dest_group, topic, queue_id, offset)
+                self.pops.reset(header.dest_group, self.statistics.queue(topic, queue_id), offset)
         _log.info("admin.offsets_cloned", group=header.dest_group, of=header.src_group, topics=topics)
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, slow=True)
@@ -362,6 +383,7 @@ class OffsetAdmin:
         table = self._new_offsets(header, config)
         for queue, offset in table.items():
             self.offsets.commit(header.group, queue.topic, queue.queue_id, offset)
+            self.pops.reset(header.group, queue, offset)
         for channel in self._members(header.group):
             connection_of(channel).send_one_way(_reset_request(header, table, channel))
         _log.info("admin.offsets_reset", group=header.group, topic=header.topic, by=str(connection.remote))

@@ -1,4 +1,6 @@
-"""Consumer groups and their settings (``config/subscriptionGroup.json``), and what clients create by using it."""
+"""Consumer groups and their settings (``config/subscriptionGroup.json``), the way in which they get messages
+(``config/messageRequestMode.json``), and what clients create by using it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any, TypeVar
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import Owner
 from mqtemplate.errors import DestinationError, RemoteProtocolError
-from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.group import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import DataVersionBody
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
 from mqtemplate.server.requests.caller import Caller
@@ -22,6 +25,7 @@ from mqtemplate.store.tables import DataVersion, EntryTexts, check_names, format
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
 _T = TypeVar("_T")
+_BodyT = TypeVar("_BodyT", bound=JsonBody)
 
 _SYSTEM_GROUPS = {
     group: SubscriptionGroupConfig(group_name=group)
@@ -74,7 +78,7 @@ class SubscriptionGroupTable:
             self._version = DataVersion.of(table)
             self._stored = dict(table.pop("subscriptionGroupTable", {}))
             check_names("group", self._stored)
-            self._table = {group: _read(config) for group, config in self._stored.items()}
+            self._table = {group: _parsed(SubscriptionGroupConfig, config) for group, config in self._stored.items()}
         table.pop("dataVersion", None)
         self._other = table
 
@@ -161,6 +165,83 @@ class SubscriptionGroupTable:
         self._table, self._stored = table, stored
 
 
+class RequestModes:
+    """Table from topic and group to the way in which the members get the messages, in RocketMQ's format.
+
+    - A pair that is not in the table pulls.
+    - A change is on disk before the call returns.
+    """
+
+    _NAME = "config/messageRequestMode.json"
+    _FIELD = "messageRequestModeMap"
+    _MAX_MODES = 100_000
+
+    def __init__(self, store_files: StoreFiles) -> None:
+        self._store_files = store_files
+        self._lock = threading.Lock()
+        self._table: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            StoreFormatError: The file is not such a table.
+        """
+        with format_errors(self._NAME):
+            found = read_table(self._store_files, self._NAME).get(self._FIELD, {})
+            self._table = {
+                str(topic): {
+                    str(group): _parsed(
+                        SetMessageRequestModeRequestBody, {"topic": topic, "consumerGroup": group} | mode
+                    )
+                    for group, mode in modes.items()
+                }
+                for topic, modes in found.items()
+            }
+
+    def find(self, topic: str, group: str) -> SetMessageRequestModeRequestBody:
+        """Return the mode of a group for a topic."""
+        found = self._table.get(topic, {}).get(group)
+        return found or SetMessageRequestModeRequestBody(topic=topic, consumer_group=group)
+
+    def put(self, mode: SetMessageRequestModeRequestBody) -> None:
+        """Set the mode of a group for a topic.
+
+        Raises:
+            RefusedError: The table is full.
+            StoreError: The table could not be written; it is as before.
+        """
+        with self._lock:
+            table = self._table
+            if sum(map(len, table.values())) >= self._MAX_MODES:
+                raise RefusedError(
+                    ResponseCode.SYSTEM_BUSY, f"{self._MAX_MODES} modes are set already; delete unused topics or groups"
+                )
+            of_topic = table.get(mode.topic, {}) | {mode.consumer_group: mode}
+            self._write(table | {mode.topic: of_topic})
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Remove the modes of a deleted topic or group.
+
+        Raises:
+            StoreError: The table could not be written; it is as before.
+        """
+        with self._lock:
+            kept = {
+                name: {of: mode for of, mode in modes.items() if of != group}
+                for name, modes in self._table.items()
+                if name != topic
+            }
+            kept = {name: modes for name, modes in kept.items() if modes}
+            if kept != self._table:
+                self._write(kept)
+
+    def _write(self, table: dict[str, dict[str, SetMessageRequestModeRequestBody]]) -> None:
+        texts = {topic: {group: mode.to_json() for group, mode in modes.items()} for topic, modes in table.items()}
+        write_table(self._store_files, self._NAME, {self._FIELD: texts})
+        self._table = table
+
+
 def max_reconsume_times(group: SubscriptionGroupConfig, requested: int | None, version: int) -> int:
     """Return how often a message is retried. Clients before 3.4.9 cannot choose the number."""
     return group.retry_max_times if requested is None or version < Version.V3_4_9 else requested
@@ -179,9 +260,9 @@ def _without(table: dict[str, _T], group: str) -> dict[str, _T]:
     return {name: value for name, value in table.items() if name != group}
 
 
-def _read(config: Mapping[str, Any]) -> SubscriptionGroupConfig:
+def _parsed(kind: type[_BodyT], value: Mapping[str, Any]) -> _BodyT:
     try:
-        return SubscriptionGroupConfig.from_json(config)
+        return kind.from_json(value)
     except RemoteProtocolError as exc:
         raise ValueError(str(exc)) from exc
 

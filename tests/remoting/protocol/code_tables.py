@@ -19,6 +19,7 @@ from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.headers import admin as admin_headers
 from mqtemplate.remoting.protocol.headers import group as group_headers
 from mqtemplate.remoting.protocol.headers import message as message_headers
+from mqtemplate.remoting.protocol.headers import pop as pop_headers
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, camel_case, declared_fields
 from tests.remoting.protocol.other_side import ConsumeMessageDirectlyResult
 
@@ -36,7 +37,9 @@ def _declared_in(base: type[_T], *modules: ModuleType) -> Mapping[str, type[_T]]
     return MappingProxyType(classes)
 
 
-HEADERS: Mapping[str, type[CommandHeader]] = _declared_in(CommandHeader, admin_headers, group_headers, message_headers)
+HEADERS: Mapping[str, type[CommandHeader]] = _declared_in(
+    CommandHeader, admin_headers, group_headers, message_headers, pop_headers
+)
 """Name -> header, for all headers that RocketMQ has as well."""
 BODIES: Mapping[str, type[JsonBody]] = _declared_in(JsonBody, group_bodies, route_bodies)
 """Name -> body, for all JSON bodies that RocketMQ has as well."""

@@ -14,10 +14,13 @@ from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import sign_command
 from mqtemplate.remoting.protocol.bodies.group import (
+    BatchAck,
+    BatchAckMessageRequestBody,
     CheckClientRequestBody,
     ConsumerData,
     HeartbeatData,
     LockBatchRequestBody,
+    QueryAssignmentRequestBody,
 )
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import declared_fields
@@ -46,17 +49,24 @@ READING = (
     "GET_",
     "INVOKE_BROKER_TO_GET_",
     "LITE_PULL_",
+    "NOTIFICATION",
+    "PEEK_",
+    "POLLING_",
     "PULL_",
     "QUERY_",
     "SEARCH_",
     "VIEW_",
 )
 REPEATED = {
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
     RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
     RequestCode.CLEAN_UNUSED_TOPIC,
     RequestCode.DELETE_TOPIC_IN_NAMESRV,
     RequestCode.HEART_BEAT,
     RequestCode.LOCK_BATCH_MQ,
+    RequestCode.POP_MESSAGE,
     RequestCode.REGISTER_BROKER,
     RequestCode.RELOAD_CONFIG,
     RequestCode.SET_MESSAGE_REQUEST_MODE,
@@ -102,6 +112,14 @@ PERMITTED = {
     RequestCode.LITE_PULL_MESSAGE: CONSUMED,
     RequestCode.QUERY_CONSUMER_OFFSET: CONSUMED,
     RequestCode.UPDATE_CONSUMER_OFFSET: CONSUMED,
+    RequestCode.POP_MESSAGE: CONSUMED,
+    RequestCode.PEEK_MESSAGE: CONSUMED,
+    RequestCode.NOTIFICATION: CONSUMED,
+    RequestCode.POLLING_INFO: CONSUMED,
+    RequestCode.ACK_MESSAGE: CONSUMED,
+    RequestCode.BATCH_ACK_MESSAGE: CONSUMED,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: CONSUMED,
+    RequestCode.QUERY_ASSIGNMENT: CONSUMED,
     RequestCode.HEART_BEAT: CONSUMED,
     RequestCode.CHECK_CLIENT_CONFIG: CONSUMED,
     RequestCode.CONSUMER_SEND_MSG_BACK: OF_GROUP,
@@ -150,6 +168,20 @@ def _body(code: int, names: Names) -> bytes:
         return CheckClientRequestBody(
             client_id="me@1", group=names.group or "", subscription_data=subscription
         ).encode()
+    topic, group = names.topic or "", names.group or ""
+    if code == RequestCode.QUERY_ASSIGNMENT:
+        return QueryAssignmentRequestBody(topic=topic, consumer_group=group, client_id="me@1").encode()
+    if code == RequestCode.BATCH_ACK_MESSAGE:
+        ack = BatchAck(
+            consumer_group=group,
+            topic=topic,
+            start_offset=0,
+            queue_id=0,
+            revive_queue_id=0,
+            pop_time=0,
+            invisible_time=0,
+        )
+        return BatchAckMessageRequestBody(acks=[ack]).encode()
     if code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
         return LockBatchRequestBody(consumer_group=names.group or "", client_id="me@1", mq_set=[]).encode()
     return b""
@@ -230,6 +262,18 @@ def _row(code: RequestCode) -> tuple[str, str, str, str]:
     else:
         right, test = "not served", test_a_request_is_not_served
     return str(int(code)), code.name, right, f"{test.__name__}[{code.name}]"
+
+
+def test_an_acknowledgement_of_a_retry_needs_the_right_to_the_real_topic(serving: Serving) -> None:
+    """The retry topic has messages of that topic. Its own name is no name of a topic or group with rights."""
+    permitted, of_topic, of_group = (
+        refusal(serving, RequestCode.ACK_MESSAGE, Names(topic, "billing"))
+        for topic in ("%RETRY%billing_invoices", "%RETRY%billing_orders", "%RETRY%other_invoices")
+    )
+
+    assert permitted is None
+    assert "has no right SUB on topic 'orders'" in (of_topic or "")
+    assert "has no right SUB on group 'other_invoices'" in (of_group or "")
 
 
 # --- topics that the default rights do not open ---------------------------------------------------------

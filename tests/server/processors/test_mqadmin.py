@@ -35,7 +35,6 @@ ANSWERED = (
     RequestCode.GET_UNIT_TOPIC_LIST,
     RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST,
     RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
-    RequestCode.SET_MESSAGE_REQUEST_MODE,
     RequestCode.GET_BROKER_HA_STATUS,
     RequestCode.AUTH_GET_USER,
     RequestCode.AUTH_LIST_USER,
@@ -78,23 +77,6 @@ def test_work_that_the_server_does_by_itself_is_a_success(serving: Serving, code
 
     assert response is not None
     assert response.code == ResponseCode.SUCCESS
-
-
-def set_mode(serving: Serving, mode: str) -> RemotingCommand:
-    body = {"topic": "orders", "consumerGroup": "billing", "mode": mode, "popShareQueueNum": 0}
-    response = serving.request(RequestCode.SET_MESSAGE_REQUEST_MODE, body=json.dumps(body).encode())
-    assert response is not None
-    return response
-
-
-def test_the_consume_mode_is_always_pull(serving: Serving) -> None:
-    refused = set_mode(serving, "POP")
-
-    assert set_mode(serving, "PULL").code == ResponseCode.SUCCESS
-    assert (refused.code, refused.remark) == (
-        ResponseCode.INVALID_PARAMETER,
-        "mode must be PULL, got 'POP': this server has no POP consumption; its consumers pull",
-    )
 
 
 def test_the_ha_status_is_a_master_without_replicas(serving: Serving) -> None:

@@ -19,7 +19,8 @@ import org.apache.rocketmq.common.message.MessageExt;
  *
  * "group", "topic"; "tags" or "sql"; "orderly", "broadcasting"; "from" ("first" or "last"); "threads" (default 1); "fail": bodies to
  * send back once; "fail_always": bodies to send back each time; "retry_level": delay level of the retry; "max_reconsume_times";
- * "reply": prefix of the replies to requests, followed by the body of the request.
+ * "reply": prefix of the replies to requests, followed by the body of the request; "pop_invisible_ms": let the broker assign the queues,
+ * and pop with this invisible time if the mode of the group is POP.
  */
 final class Member {
     private final String name;
@@ -52,6 +53,7 @@ final class Member {
         consumer.setPersistConsumerOffsetInterval(Client.INTERVAL_MS);
         if (command.containsKey("max_reconsume_times")) consumer.setMaxReconsumeTimes(command.getIntValue("max_reconsume_times"));
         if (command.getBooleanValue("broadcasting")) Extra.broadcast(consumer);
+        if (command.containsKey("pop_invisible_ms")) Extra.pop(consumer, command.getLongValue("pop_invisible_ms"));
         subscribe(command);
         if (command.getBooleanValue("orderly")) {
             consumer.setSuspendCurrentQueueTimeMillis(100);

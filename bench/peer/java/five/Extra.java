@@ -106,6 +106,12 @@ final class Extra {
         consumer.setMessageModel(MessageModel.BROADCASTING);
     }
 
+    /** The broker assigns the queues, which the consumer pops from or pulls from. */
+    static void pop(DefaultMQPushConsumer consumer, long invisibleMs) {
+        consumer.setClientRebalance(false);
+        consumer.setPopInvisibleTime(invisibleMs);
+    }
+
     /** Send to a topic with a long name. The check in the client rejects %RETRY% topics that the broker accepts. */
     static SendResult sendUnchecked(DefaultMQProducer producer, Message message) throws Exception {
         DefaultMQProducerImpl inner = producer.getDefaultMQProducerImpl();

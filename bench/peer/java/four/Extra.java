@@ -39,6 +39,10 @@ final class Extra {
         consumer.setMessageModel(MessageModel.BROADCASTING);
     }
 
+    static void pop(DefaultMQPushConsumer consumer, long invisibleMs) {
+        throw new UnsupportedOperationException("the client 4.9.8 cannot pop");
+    }
+
     static SendResult sendUnchecked(DefaultMQProducer producer, Message message) {
         throw new UnsupportedOperationException("topics of more than 127 characters are sent with the client 5.5.0");
     }

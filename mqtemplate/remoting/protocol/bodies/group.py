@@ -231,6 +231,80 @@ class QuerySubscriptionResponseBody(JsonBody):
     subscription_data: SubscriptionData | None = None
 
 
+# --- POP --------------------------------------------------------------------------------------------
+
+
+class BatchAck(JsonBody):
+    """Acknowledgement of several messages of one queue that were popped together.
+
+    Attributes:
+        retry: Kind of the topic: `headers.pop`.
+        start_offset, revive_queue_id, pop_time, invisible_time: Parts of the receipt handle.
+        bit_set: Bytes in Base64. Bit *n* stands for the queue offset *start_offset* + *n*; bit 0 is the lowest one.
+    """
+
+    consumer_group: str = wire("c")
+    topic: str = wire("t")
+    retry: str = wire("r", default="0")
+    start_offset: int = wire("so")
+    queue_id: int = wire("q")
+    revive_queue_id: int = wire("rq")
+    pop_time: int = wire("pt")
+    invisible_time: int = wire("it")
+    bit_set: str = wire("b", default="")
+
+
+class BatchAckMessageRequestBody(JsonBody):
+    """Acknowledgement of messages of several queues."""
+
+    broker_name: str | None = None
+    acks: list[BatchAck] = field(default_factory=list)
+
+
+class SetMessageRequestModeRequestBody(JsonBody):
+    """Way in which the members of a group get the messages of a topic.
+
+    Attributes:
+        mode: ``PULL`` or ``POP``.
+        pop_share_queue_num: Of each member's queues, the number of other members that pop from them too. 0: all members
+            pop from all queues.
+    """
+
+    topic: str
+    consumer_group: str
+    mode: str = "PULL"
+    pop_share_queue_num: int = 0
+
+
+class QueryAssignmentRequestBody(JsonBody):
+    """Query of a member for the queues of a topic that it may use.
+
+    Attributes:
+        strategy_name: ``AVG`` or ``AVG_BY_CIRCLE``.
+        message_model: ``CLUSTERING`` or ``BROADCASTING``.
+    """
+
+    topic: str
+    consumer_group: str
+    client_id: str
+    strategy_name: str = "AVG"
+    message_model: str = "CLUSTERING"
+
+
+class MessageQueueAssignment(JsonBody):
+    """A queue of a member, and the way in which it gets the messages. Queue ID -1 stands for all queues of a broker."""
+
+    message_queue: MessageQueue
+    mode: str = "PULL"
+    attachments: dict[str, str] | None = None
+
+
+class QueryAssignmentResponseBody(JsonBody):
+    """Assigned queues. Without the field a client keeps the queues that it has."""
+
+    message_queue_assignments: list[MessageQueueAssignment] | None = None
+
+
 # --- state of one consumer --------------------------------------------------------------------------
 
 
