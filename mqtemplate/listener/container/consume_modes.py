@@ -1,56 +1,52 @@
-"""Consume services of the two modes: messages are handled side by side, also as tasks, or each queue in its order.
+"""Consume services of the two modes: messages are handled side by side, or each queue in its order.
 
 ``CONCURRENTLY`` sends a failed message back to the broker; ``ORDERLY`` retries it before the next one of its queue.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import threading
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Protocol, TypeVar
 
+from mqtemplate.broker import Consumer
 from mqtemplate.durations import format_ms
-from mqtemplate.errors import ListenerError
-from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.consume_service import ConsumePool, ConsumeService, ReplaceThread, RunningCall
-from mqtemplate.listener.container.loops import HandlerLoop
-from mqtemplate.listener.container.process_queue import ProcessQueue
+from mqtemplate.listener.container.consume_service import ConsumeService, ReplaceThread, RunningCall
+from mqtemplate.listener.container.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
+from mqtemplate.listener.failures.policy import FailureSender
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.user_code import is_interrupt
-
-_Delivery = tuple[ProcessQueue, MessageExt]
 
 _SEND_BACK_RETRY_MS = 5_000
 _COMMIT_EVERY = 32
 
 
-class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
-    """One queue of messages, from which every consume thread takes the next.
+class Holder(Protocol):
+    """Holder of a fetched message until it is finished: its process queue, or its delivery by POP.
 
-    - A failed message is sent back with the delay that the failure policy decides, or to the dead letter topic. If the
-      broker does not take it, it is handled here again after 5 s.
-    - In a broadcasting group a failed message is reported and dropped, as RocketMQ does.
-    - A queue is committed up to its first unfinished message, after about 32 messages or when no message is ready.
-
-    Source: RocketMQ ``client: ConsumeMessageConcurrentlyService``.
+    Attributes:
+        dropped: Another member may have the message: it is not handled here any more.
+        superseded: Dropped, since the listener continues at another position. A failed message is still sent back.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
+    dropped: bool
+    superseded: bool
 
-    def accept(self, messages: Sequence[MessageExt]) -> None:
-        of, ready = self.queues.of, self._ready
-        for message in messages:
-            process = of(message)
-            if process.add(message):
-                ready.append((process, message))
+    def finish(self, queue_offset: int) -> None:
+        """Note that a message is handled or sent back."""
+
+
+_Holder = TypeVar("_Holder", bound=Holder)
+
+
+@dataclass(eq=False, kw_only=True)
+class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[_Holder, MessageExt]]):
+    """One queue of messages, from which every consume thread takes the next. Base of the services that do so."""
 
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         """Report hanging handlers, send back their messages, and replace their threads."""
@@ -61,33 +57,20 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             blocked_ms, stack = self.clock.steady_ms() - running.since_ms, self._stack_of(running)
             decisions = [self.policy.decide(message, None) for message in messages]
             error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
-            for (process, message), decision in zip(running.work, decisions, strict=True):
-                self._finish_failed(process, message, decision, error)
+            for (holder, message), decision in zip(running.work, decisions, strict=True):
+                self._finish_failed(holder, message, decision, error)
             self.failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
-
-    def discard_dropped(self) -> None:
-        with self._delayed_lock:
-            self._delayed = [each for each in self._delayed if not each[2][0].dropped]
-            heapq.heapify(self._delayed)
 
     def run_next(self) -> bool:
         work = self._take()
         if not work:
             return False
         self.taken += 1
-        if not self._handle(work):
-            self.queues.commit()  # the listener pauses, perhaps for long
-            return False
-        self._uncommitted += len(work)
-        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._commit()
-        return True
+        is_handled = self._handle(work)
+        self._settled(len(work), is_pausing=not is_handled)
+        return is_handled
 
-    def _commit(self) -> None:
-        self._uncommitted = 0
-        self.queues.commit()
-
-    def begin_next(self) -> RunningCall[_Delivery] | None:
+    def begin_next(self) -> RunningCall[tuple[_Holder, MessageExt]] | None:
         """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
         work = self._take()
         if not work:
@@ -96,30 +79,29 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
         if not self.is_paused:
             return running
         if self._watchdog.finish(running):
-            self._ready.extendleft(work)
+            self._put_back(work)
         return None
 
-    def give_back(self, running: RunningCall[_Delivery]) -> None:
+    def give_back(self, running: RunningCall[tuple[_Holder, MessageExt]]) -> None:
         """Make a message of `begin_next` ready again that was not handled."""
         if self._watchdog.finish(running):
-            self._ready.extendleft(running.work)
+            self._put_back(running.work)
 
-    def end(self, running: RunningCall[_Delivery], failure: Failure | None) -> None:
-        """Settle a message of `begin_next`. It waits for the broker only if there is a failure."""
+    def end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
+        """Settle a message of `begin_next`. It may wait for the broker; see `waits_to_settle`."""
         if not self._watchdog.finish(running):
             return  # the message was sent back while the handler hung
-        [(process, message)] = running.work
         if failure is None:
-            process.finish(message.queue_offset)
+            [(holder, message)] = running.work
+            holder.finish(message.queue_offset)
+            is_pausing = False
         else:
-            self._settle_failed(list(running.work), [failure])
-        self._uncommitted += 1
-        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._commit()
+            is_pausing = not self._settle_failed(running.work, [failure])
+        self._settled(1, is_pausing=is_pausing)
 
-    def _take(self) -> list[_Delivery]:
+    def _take(self) -> list[tuple[_Holder, MessageExt]]:
         ready, missing = self._ready, self._take_size
-        work: list[_Delivery] = []
+        work: list[tuple[_Holder, MessageExt]] = []
         try:
             while missing:
                 delivery = ready.popleft()
@@ -130,12 +112,16 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             pass  # another thread took the last one
         return work
 
-    def _handle(self, work: list[_Delivery]) -> bool:
+    def _put_back(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
+        """Make messages of `_take` ready again that are not settled, before the others."""
+        self._ready.extendleft(reversed(work))
+
+    def _handle(self, work: list[tuple[_Holder, MessageExt]]) -> bool:
         """Call the handler. Return False if the listener was paused instead."""
         running = self._watchdog.start(work)
         if self.is_paused:
             if self._watchdog.finish(running):
-                self._ready.extendleft(reversed(work))
+                self._put_back(work)
             return False
         try:
             if self._is_batch:
@@ -147,48 +133,111 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
             try:
                 failures = self._failed_around(running, [message for _, message in work], error)
             except BaseException:
-                self._ready.extendleft(reversed(work))  # nothing is settled: they are handled again
+                self._put_back(work)  # nothing is settled: they are handled again
                 raise
         if not self._watchdog.finish(running):
             return True  # the messages were sent back while the handler hung
         if failures:
             return self._settle_failed(work, failures)
-        for process, message in work:
-            process.finish(message.queue_offset)
+        for holder, message in work:
+            holder.finish(message.queue_offset)
         return True
 
-    def _settle_failed(self, work: list[_Delivery], failures: Sequence[Failure]) -> bool:
+    def _settle_failed(self, work: Sequence[tuple[_Holder, MessageExt]], failures: Sequence[Failure]) -> bool:
         """Send back the messages that failed; the others are done. Return False if the listener pauses instead."""
         if self._pauses(failures):
-            self._ready.extendleft(reversed(work))
+            self._put_back(work)
             return False
         try:
             failed = self._send_back_failed(work, failures)
         except BaseException:  # an error of this library, or Ctrl-C
-            for process, message in work:
-                if message.queue_offset in process:
-                    self._delay((process, message), _SEND_BACK_RETRY_MS)
+            self._not_settled(work)
             raise
-        for process, message in work:
+        for holder, message in work:
             if id(message) not in failed:
-                process.finish(message.queue_offset)
+                holder.finish(message.queue_offset)
         return True
 
-    def _send_back_failed(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
+    def _send_back_failed(
+        self, work: Sequence[tuple[_Holder, MessageExt]], failures: Sequence[Failure]
+    ) -> frozenset[int]:
         """Send back the messages that failed, and then report them. Return their `id`s."""
-        processes = {id(message): process for process, message in work}
+        holders = {id(message): holder for holder, message in work}
         for failure in failures:
             decisions = [self.policy.decide(message, failure.error) for message in failure.messages]
             for message, decision in zip(failure.messages, decisions, strict=True):
-                process = processes[id(message)]
+                holder = holders[id(message)]
                 # A reassigned queue is read by its new owner. Sending back would duplicate the message.
-                if not process.dropped or process.superseded:
-                    self._finish_failed(process, message, decision, failure.error)
+                if not holder.dropped or holder.superseded:
+                    self._finish_failed(holder, message, decision, failure.error)
             self.failures.failed(failure, decisions[0])
         return frozenset(id(message) for failure in failures for message in failure.messages)
 
+    @property
+    def waits_to_settle(self) -> bool:
+        """True if `end` waits for the broker also without a failure."""
+        return False
+
+    @abstractmethod
     def _finish_failed(
-        self, process: ProcessQueue, message: MessageExt, decision: Decision, error: BaseException | None
+        self, holder: _Holder, message: MessageExt, decision: Decision, error: BaseException | None
+    ) -> None:
+        """Send a message that failed back to the broker."""
+
+    @abstractmethod
+    def _not_settled(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
+        """Note that an error of this library, or Ctrl-C, has ended the settling of messages."""
+
+    def _settled(self, count: int, *, is_pausing: bool) -> None:
+        """Note that this many messages are settled, or that the listener pauses."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PullConcurrentService(ConcurrentConsumeService[ProcessQueue]):
+    """Messages of the queues that are assigned to this member, side by side.
+
+    - A failed message is sent back with the delay that the failure policy decides, or to the dead letter topic. If the
+      broker does not take it, it is handled here again after 5 s.
+    - In a broadcasting group a failed message is reported and dropped, as RocketMQ does.
+    - A queue is committed up to its first unfinished message, after about 32 messages or when no message is ready.
+
+    Source: RocketMQ ``client: ConsumeMessageConcurrentlyService``.
+    """
+
+    consumer: Consumer
+    queues: ProcessQueues
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
+        self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
+
+    def excluded(self) -> frozenset[MessageQueue]:
+        """Return the queues from which no message may be fetched now: those that are full."""
+        return self.queues.full()
+
+    def accept(self, messages: Sequence[MessageExt]) -> None:
+        """Take fetched messages."""
+        of, ready = self.queues.of, self._ready
+        for message in messages:
+            process = of(message)
+            if process.add(message):
+                ready.append((process, message))
+
+    def discard_dropped(self) -> None:
+        """Discard the messages of dropped queues, which need not be due."""
+        with self._delayed_lock:
+            self._delayed = [each for each in self._delayed if not each[2][0].dropped]
+            heapq.heapify(self._delayed)
+
+    def _settled(self, count: int, *, is_pausing: bool) -> None:
+        self._uncommitted += count
+        if is_pausing or not self._ready or self._uncommitted >= _COMMIT_EVERY:  # a pause may be long
+            self._uncommitted = 0
+            self.queues.commit()
+
+    def _finish_failed(
+        self, holder: ProcessQueue, message: MessageExt, decision: Decision, error: BaseException | None
     ) -> None:
         """Send a message back; if the broker does not take it, delay it here and handle it again."""
         if decision.next_step is not NextStep.DROPPED:
@@ -198,9 +247,14 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
                 raise_if_not_of_handler(refusal)
                 self.failures.send_back_failed(message, refusal, _SEND_BACK_RETRY_MS)
                 message.reconsume_times += 1
-                self._delay((process, message), _SEND_BACK_RETRY_MS)
+                self._delay((holder, message), _SEND_BACK_RETRY_MS)
                 return
-        process.finish(message.queue_offset)
+        holder.finish(message.queue_offset)
+
+    def _not_settled(self, work: Sequence[tuple[ProcessQueue, MessageExt]]) -> None:
+        for process, message in work:
+            if message.queue_offset in process:
+                self._delay((process, message), _SEND_BACK_RETRY_MS)
 
 
 _MAX_CALLS_IN_A_ROW = 64  # handler calls for one queue before another queue is handled
@@ -223,6 +277,7 @@ class _OrderedQueue:
         self.busy = False
 
 
+@dataclass(eq=False, kw_only=True)
 class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     """Queues that are ready for a thread. The thread that takes a queue is the only one that handles it.
 
@@ -236,8 +291,12 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     Source: RocketMQ ``client: ConsumeMessageOrderlyService``.
     """
 
+    consumer: Consumer
+    queues: ProcessQueues
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
         self._suspend_ms = self.endpoint.settings.suspend_current_queue_time_millis
         self._ordered: dict[MessageQueue, _OrderedQueue] = {}
         self._locked: set[MessageQueue] = set()
@@ -253,7 +312,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
             del self._lock_retries[queue]
-        return super().excluded().union([queue for queue in assignment if not self._may_read(queue)])
+        return self.queues.full().union([queue for queue in assignment if not self._may_read(queue)])
 
     def _drop_lost(self) -> None:
         """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
@@ -297,6 +356,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         self.consumer.unlock_soon(queue)
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
+        """Take fetched messages."""
         refused: set[MessageQueue] = set()
         for message in messages:
             process = self.queues.of(message)
@@ -433,160 +493,3 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self.failures.send_back_failed(message, refusal, self._suspend_ms)
             return False
         return True
-
-
-# --- tasks of one listener -----------------------------------------------------------------------
-
-_log = get_logger("mqtemplate.listener")
-_THREADS_FOR_FAILURES = 4
-StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Failure | None]"]
-"""Function that creates the task for one message."""
-
-_Running = RunningCall[Any]
-
-
-class AsyncConsumePool(ConsumePool):
-    """Tasks of one listener on the event loop of the handlers, at most *number* at a time.
-
-    A `ConsumeThreadPool` would pass each message from a consume thread to the loop and its result back. Here the loop
-    takes the messages itself. Messages that failed are sent back in threads, since that waits for the broker.
-
-    Args:
-        number: Maximum number of tasks.
-        maximum: Maximum number with those that `replace` adds.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        work: ConcurrentConsumeService,
-        start_task: StartTask,
-        loop: HandlerLoop,
-        number: int,
-        maximum: int,
-    ) -> None:
-        super().__init__(name, number, maximum)
-        self._work = work
-        self._start_task = start_task
-        self._handler_loop = loop
-        self._loop = loop.open()
-        self._tasks: set[asyncio.Task[Failure | None]] = set()
-        self._ending = 0  # failures that are sent back
-        self._is_scheduled = False
-        self._idle: threading.Event | None = None
-        self._threads: ThreadPoolExecutor | None = None
-
-    def after_fork(self) -> None:
-        """Handle nothing in a forked child. See `UsedByOneProcess`."""
-        self._abandoned = True
-
-    def wake(self) -> None:
-        """Let the loop take the messages that are ready."""
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            try:
-                self._handler_loop.open().call_soon_threadsafe(self._fill)
-            except ListenerError as error:  # the program has closed its loop
-                self._is_scheduled = False
-                self._fail_ready(error)
-
-    def _fail_ready(self, error: ListenerError) -> None:
-        while not self._abandoned and (running := self._work.begin_next()) is not None:
-            self._settle(running, Failure((running.work[0][1],), error))
-
-    def supervise(self) -> bool:
-        """Return False: a task that ends takes the next message at once."""
-        return False
-
-    def add_worker(self) -> None:
-        self.wake()
-
-    def resize(self, number: int, maximum: int) -> None:
-        """Change the number of tasks. Tasks above it finish their messages, and none starts until fewer run."""
-        with self._lock:
-            self._number, self._maximum = number, max(number, maximum)
-        self.wake()
-
-    def finish(self, timeout_s: float) -> int:
-        if timeout_s > 0 and not self._loop.is_closed():
-            self._idle = threading.Event()
-            self._loop.call_soon_threadsafe(self._fill)
-            self._idle.wait(timeout_s)
-        return len(self._tasks) + self._ending
-
-    def abandon(self) -> None:
-        self._abandoned = True
-        if self._tasks:
-            self._handler_loop.running.add(self)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-
-    def cancel(self) -> None:
-        """Cancel the tasks that still run. The loop of the handlers calls it at its end."""
-        if not self._loop.is_closed():
-            for task in tuple(self._tasks):
-                self._loop.call_soon_threadsafe(task.cancel)
-
-    # --- on the loop -------------------------------------------------------------------------------
-
-    def _fill(self) -> None:
-        self._is_scheduled = False
-        while not self._abandoned and len(self._tasks) < self._number + self._hanging:
-            running = self._work.begin_next()
-            if running is None:
-                break
-            try:
-                task = self._start_task(running.work[0][1], self._loop)
-            except BaseException as error:  # of what is around the handler, such as a trace
-                if is_interrupt(error):
-                    self._work.give_back(running)
-                    raise
-                self._end_failed(running, Failure((running.work[0][1],), error))
-                continue
-            running.task = task
-            self._tasks.add(task)
-            task.add_done_callback(lambda task, running=running: self._done(task, running))  # type: ignore[misc]
-        if self._idle is not None and not self._tasks and not self._ending and not self._work.ready_count:
-            self._idle.set()
-
-    def _done(self, task: asyncio.Task[Failure | None], running: _Running) -> None:
-        self._tasks.discard(task)
-        message = running.work[0][1]
-        if task.cancelled():
-            failure: Failure | None = Failure((message,), asyncio.CancelledError())
-        elif (error := task.exception()) is None:
-            failure = task.result()
-        elif is_interrupt(error):  # Ctrl-C ends the loop, and nothing of it is the message's fault
-            self._work.give_back(running)
-            return
-        else:  # something around the handler raised it
-            failure = Failure((message,), error)
-        if failure is None:
-            self._settle(running, None)
-        elif not self._abandoned:
-            self._end_failed(running, failure)
-        self._fill()
-
-    def _end_failed(self, running: _Running, failure: Failure) -> None:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS_FOR_FAILURES, f"{self._name}-failures")
-        try:
-            settling = self._loop.run_in_executor(self._threads, self._settle, running, failure)
-        except RuntimeError:  # no thread can be started
-            self._settle(running, failure)
-            return
-        self._ending += 1
-        settling.add_done_callback(self._settled)
-
-    def _settle(self, running: _Running, failure: Failure | None) -> None:
-        try:
-            self._work.end(running, failure)
-        except BaseException as error:
-            # What handlers raise is in the failure. This comes from a broker that cannot be reached.
-            if is_interrupt(error):
-                raise
-            _log.exception("listener.worker_failed", worker=self._name)
-
-    def _settled(self, _: asyncio.Future[None]) -> None:
-        self._ending -= 1
-        self._fill()

@@ -19,17 +19,15 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mqtemplate.broker import Consumer
 from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.process_queue import ProcessQueues
 from mqtemplate.listener.failures.failure import Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.failures.policy import FailurePolicy, FailureSender
+from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import MessageExt
 from mqtemplate.processes import call_after_fork
 from mqtemplate.user_code import error_text, safe_text
 
@@ -159,8 +157,7 @@ _Item = TypeVar("_Item")
 class ConsumeService(ABC, Generic[_Item, _Work]):
     """Items that are ready for a consume thread, and items that are delayed before they are ready again.
 
-    The polling thread calls `excluded`, `accept`, `next_due`, `release_due` and `check_hanging`. Consume threads
-    call `run_next`.
+    The polling thread calls `next_due`, `release_due` and `check_hanging`. Consume threads call `run_next`.
 
     Args:
         on_earlier_due: Called when `next_due` may have become earlier.
@@ -174,8 +171,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     """
 
     endpoint: Endpoint
-    consumer: Consumer
-    queues: ProcessQueues
     invocation: HandlerInvocation
     policy: FailurePolicy
     failures: FailureLog
@@ -187,7 +182,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._is_batch = self.endpoint.plan.is_batch
         # Single messages one at a time: else a thread could not stop between two of them when the listener is paused.
         self._take_size = self.endpoint.take_size if self._is_batch else 1
-        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
         self._watchdog: Watchdog[_Work] = Watchdog(self.endpoint.settings.consume_timeout_ms, self.clock)
         self._ready: deque[_Item] = deque()
         self._delayed: list[tuple[int, int, _Item]] = []  # a heap: due time, number, item
@@ -207,14 +201,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Number of calls of the handler that run longer than ``consume_timeout``."""
         return self._watchdog.hanging_count
 
-    def excluded(self) -> frozenset[MessageQueue]:
-        """Return the queues from which no message may be fetched now: those that are full."""
-        return self.queues.full()
-
-    @abstractmethod
-    def accept(self, messages: Sequence[MessageExt]) -> None:
-        """Take fetched messages."""
-
     @abstractmethod
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         """Report hanging handlers."""
@@ -222,10 +208,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     @abstractmethod
     def run_next(self) -> bool:
         """Handle the next item. Return False if none is ready."""
-
-    @abstractmethod
-    def discard_dropped(self) -> None:
-        """Discard the items of dropped queues, which need not be due."""
 
     def next_due(self) -> int | None:
         """Return when the next delayed item becomes ready; None if no item is delayed."""

@@ -18,7 +18,7 @@ from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
-from mqtemplate.listener.container.membership import ContainerState, Membership
+from mqtemplate.listener.container.membership import ContainerState, Membership, PullMembership
 from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
@@ -98,7 +98,7 @@ class ListenerContainer:
     @property
     def in_flight(self) -> int:
         """Number of messages that were fetched and are not finished; 0 before the first start."""
-        return 0 if self.member is None else self.member.queues.in_flight
+        return 0 if self.member is None else self.member.in_flight
 
     @property
     def hanging_count(self) -> int:
@@ -112,10 +112,7 @@ class ListenerContainer:
 
     def positions(self) -> dict[MessageQueue, int | None]:
         """Return the committed offset of each queue that is assigned to this member; None before the first commit."""
-        if self.member is None or not self.member.is_running:
-            return {}
-        consumer = self.member.consumer
-        return {queue: consumer.committed(queue) for queue in consumer.assignment()}
+        return self.member.positions() if self.member is not None and self.member.is_running else {}
 
     # --- start and stop ----------------------------------------------------------------------------
 
@@ -133,7 +130,7 @@ class ListenerContainer:
                 raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
             if self.endpoint.settings.topic_patterns:
                 self._find_topics()
-            self.member = member = Membership(
+            self.member = member = PullMembership(
                 self.endpoint,
                 self.broker,
                 self._make_invocation(),
@@ -325,7 +322,7 @@ class ListenerContainer:
         member = self.member
         if member is None or not member.is_running:
             raise ListenerError(f"{self.name} is not running; start it first")
-        member.run_when_polling(lambda: move(member.repositioning))
+        member.reposition(move)
 
     # --- on a virtual clock ------------------------------------------------------------------------
 
