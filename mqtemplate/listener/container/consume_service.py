@@ -1,4 +1,4 @@
-"""Consume service: base of the two ways in which fetched messages are handled, its watchdog, and its consume threads.
+"""Consume service: base of the two ways in which fetched messages are handled; and its watchdog.
 
 Source: RocketMQ ``client: ConsumeMessageService``.
 """
@@ -9,26 +9,22 @@ import heapq
 import itertools
 import sys
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
-from mqtemplate.event_log import get_logger
 from mqtemplate.listener.failures.failure import Failure, is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
 from mqtemplate.message import MessageExt
-from mqtemplate.processes import call_after_fork
 from mqtemplate.user_code import error_text, safe_text
 
 if TYPE_CHECKING:
@@ -271,232 +267,3 @@ def _pause_ms(error: PauseListener) -> int | None:
         raise_if_not_of_handler(raised)
         return None
     return duration_ms if isinstance(duration_ms, int) else None
-
-
-# --- consume threads -----------------------------------------------------------------------------
-
-_log = get_logger("mqtemplate.listener")
-_TICK_S = 0.001
-_BUSY_PROCESS = 0.7  # of one core
-
-
-class ConsumePool(ABC):
-    """Workers of one listener, threads or tasks: at most *number* at a time, and more in place of hanging ones.
-
-    Args:
-        number: Maximum number of workers.
-        maximum: Maximum number with those that `replace` adds.
-    """
-
-    def __init__(self, name: str, number: int, maximum: int) -> None:
-        self._name = name
-        self._number = number
-        self._maximum = max(number, maximum)
-        self._lock = threading.Lock()
-        self._hanging = 0
-        self._abandoned = False
-        call_after_fork(self)
-
-    @abstractmethod
-    def after_fork(self) -> None:
-        """Handle no further message in a forked child. See `UsedByOneProcess`."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Let a worker take the work that is ready."""
-
-    @abstractmethod
-    def supervise(self) -> bool:
-        """Let more workers take work if it stays ready. Return True to be called again in about a millisecond."""
-
-    @abstractmethod
-    def resize(self, number: int, maximum: int) -> None:
-        """Change the number of workers. Workers above it finish their work; none is interrupted."""
-
-    @abstractmethod
-    def finish(self, timeout_s: float) -> int:
-        """Wait until no work is ready and no worker runs, at most *timeout_s*. Return how many still run."""
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Let the workers that still run end after their handlers."""
-
-    @abstractmethod
-    def add_worker(self) -> None:
-        """Start one more worker, if there may be more and work is ready.
-
-        Raises:
-            RuntimeError: No thread can be started.
-        """
-
-    def replace(self) -> Callable[[], None] | None:
-        """Start a worker in place of a hanging one; None if there are *maximum*.
-
-        Returns:
-            A function for the hanging worker to call when it is back; then one worker ends.
-        """
-        with self._lock:
-            if self._number + self._hanging >= self._maximum:
-                return None
-            self._hanging += 1
-        try:
-            self.add_worker()
-        except RuntimeError:  # no thread can be started; the message is taken away from the hanging one all the same
-            self._end_replacement()
-            return None
-        return self._end_replacement
-
-    def _end_replacement(self) -> None:
-        with self._lock:
-            self._hanging = max(0, self._hanging - 1)
-
-
-class ConsumeThreadPool(ConsumePool):
-    """Threads that are woken as the work needs them.
-
-    Waking a thread for each message would cost more than most handlers do. So a thread that is awake takes a new
-    message, and one thread is woken if none is awake. While messages stay ready, the polling thread calls
-    `supervise` about each millisecond, which wakes more threads:
-
-    - at once if all threads that are awake hang in long handlers, or if the handlers leave the processor idle;
-    - else one each `_HELP_INTERVAL_S`, since threads do not help handlers that keep the processor busy.
-
-    Args:
-        number: Maximum number of threads.
-        maximum: Maximum number of threads with those that `replace` starts.
-    """
-
-    _HELP_INTERVAL_S = 0.01
-
-    def __init__(self, name: str, work: ConsumeService[Any, Any], number: int, maximum: int) -> None:
-        super().__init__(name, number, maximum)
-        self._work = work
-        self._wake_event: SimpleQueue[None] = SimpleQueue()  # one entry wakes one sleeping thread
-        self._threads: list[threading.Thread] = []
-        self._awake = 0
-        self._stopping = False
-        self._must_leave = False  # abandoned, or more threads are awake than there may be
-        self._ramp = 1
-        self._last_tick = (0.0, 0.0, -1)  # time, processor time of the process, pieces taken
-        self._last_help = 0.0
-
-    def after_fork(self) -> None:
-        """Let the thread end that forked in a handler: it handles no further message. See `UsedByOneProcess`."""
-        self._lock = threading.Lock()  # a thread that is missing here may hold the other one
-        self._stopping = self._abandoned = self._must_leave = True
-
-    def wake(self) -> None:
-        """Wake a thread for work that arrived, unless one is awake."""
-        if self._awake == 0:
-            self.add_worker()
-
-    def supervise(self) -> bool:
-        """Wake more threads if work stays ready. Return True to be called again in about a millisecond."""
-        if not self._work.ready_count or self._awake >= self._number + self._hanging:
-            self._ramp = 1
-            return False
-        now, (tick, cpu, taken) = time.monotonic(), self._last_tick
-        if now - tick < _TICK_S:
-            return True
-        cpu_now, taken_now = time.process_time(), self._work.taken
-        self._last_tick = (now, cpu_now, taken_now)
-        if now - tick > 20 * _TICK_S:
-            return True  # too long ago to compare with
-        is_stuck = taken_now == taken
-        is_idle = (cpu_now - cpu) < _BUSY_PROCESS * (now - tick)
-        if is_stuck or is_idle or now - self._last_help > self._HELP_INTERVAL_S:
-            self._last_help = now
-            for _ in range(self._ramp):
-                self.add_worker()
-            self._ramp = min(self._ramp * 2, 16) if is_stuck or is_idle else 1
-        return True
-
-    def resize(self, number: int, maximum: int) -> None:
-        """Change the number of threads. Threads above it end when their handlers return; none is interrupted.
-
-        When this returns, no work starts while *number* threads or more are in handlers that do not hang.
-        """
-        with self._lock:
-            self._number, self._maximum = number, max(number, maximum)
-            self._ramp = 1
-            self._check_excess()
-        if self._work.ready_count:
-            self.add_worker()
-
-    def _end_replacement(self) -> None:
-        super()._end_replacement()
-        with self._lock:
-            self._check_excess()
-
-    def _check_excess(self) -> None:
-        """With the lock: let threads end if more are awake than there may be."""
-        has_excess = self._awake > self._number + self._hanging
-        self._must_leave = self._abandoned or has_excess
-        self._work.must_yield = has_excess
-
-    def finish(self, timeout_s: float) -> int:
-        deadline = time.monotonic() + timeout_s
-        with self._lock:
-            self._stopping = True
-            threads = [thread for thread in self._threads if thread is not threading.current_thread()]
-        for _ in threads:
-            self._wake_event.put(None)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return sum(thread.is_alive() for thread in threads)
-
-    def abandon(self) -> None:
-        self._abandoned = self._must_leave = True
-
-    def add_worker(self) -> None:
-        """Wake a thread that sleeps, or start one, unless as many are awake as there may be."""
-        with self._lock:
-            if self._stopping or self._awake >= self._number + self._hanging:
-                return
-            self._awake += 1
-            if self._awake <= len(self._threads):
-                self._wake_event.put(None)
-                return
-            thread = threading.Thread(target=self._loop, name=f"{self._name}-{len(self._threads) + 1}", daemon=True)
-            self._threads.append(thread)
-        try:
-            thread.start()
-        except RuntimeError:  # no memory for it, or the interpreter is shutting down
-            with self._lock:
-                self._threads.remove(thread)
-                self._awake -= 1
-            raise
-
-    def _loop(self) -> None:
-        while True:
-            self._run_ready_work()
-            with self._lock:
-                self._awake -= 1
-                self._check_excess()
-                may_continue = not self._abandoned and self._awake < self._number + self._hanging
-                if self._work.ready_count and may_continue:
-                    # A race: work arrived while this thread still counted as awake, so `wake` woke no other one.
-                    self._awake += 1
-                    continue
-                if self._stopping or len(self._threads) > self._number + self._hanging:
-                    self._threads.remove(threading.current_thread())
-                    return
-            self._sleep()
-
-    def _sleep(self) -> None:
-        while True:
-            try:
-                self._wake_event.get()
-                return
-            except BaseException:  # raised into this thread by another one, as time limits do that come too late
-                _log.exception("listener.worker_failed", worker=self._name)
-
-    def _run_ready_work(self) -> None:
-        while not self._must_leave:
-            try:
-                if not self._work.run_next():
-                    return
-            except BaseException:
-                # What handlers raise is caught before. This comes from a broker that cannot be reached, or from
-                # another thread that raises it in this one.
-                _log.exception("listener.worker_failed", worker=self._name)

@@ -1,4 +1,4 @@
-"""Event loops for ``async def`` handlers: one loop for all listeners of an application, and the tasks of a listener."""
+"""Event loops for ``async def`` handlers: one loop for all listeners of an application."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from mqtemplate.errors import EventLoopBlockedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import handler_loops, running_loop
-from mqtemplate.listener.container.consume_modes import ConcurrentConsumeService
-from mqtemplate.listener.container.consume_service import ConsumePool, RunningCall
-from mqtemplate.listener.failures.failure import Failure, raise_if_not_of_handler
-from mqtemplate.message import MessageExt
-from mqtemplate.user_code import is_interrupt
+from mqtemplate.listener.failures.failure import raise_if_not_of_handler
 
 
 class Cancellable(Protocol):
@@ -208,159 +204,3 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             return
         except BaseException:
             _log.exception("listener.task_failed", hint="a task that a handler has started raised it")
-
-
-# --- tasks of one listener -----------------------------------------------------------------------
-
-_SETTLING_THREADS = 4
-StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Failure | None]"]
-"""Function that creates the task for one message."""
-
-_Running = RunningCall[Any]
-
-
-class AsyncConsumePool(ConsumePool):
-    """Tasks of one listener on the event loop of the handlers, at most *number* at a time.
-
-    A `ConsumeThreadPool` would pass each message from a consume thread to the loop and its result back. Here the loop
-    takes the messages itself. What waits for the broker, such as sending failed messages back, happens in threads.
-
-    Args:
-        number: Maximum number of tasks.
-        maximum: Maximum number with those that `replace` adds.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        work: ConcurrentConsumeService[Any],
-        start_task: StartTask,
-        loop: HandlerLoop,
-        number: int,
-        maximum: int,
-    ) -> None:
-        super().__init__(name, number, maximum)
-        self._work = work
-        self._start_task = start_task
-        self._handler_loop = loop
-        self._loop = loop.open()
-        self._tasks: set[asyncio.Task[Failure | None]] = set()
-        self._ending = 0  # messages that are settled in threads
-        self._is_scheduled = False
-        self._idle: threading.Event | None = None
-        self._threads: ThreadPoolExecutor | None = None
-
-    def after_fork(self) -> None:
-        """Handle nothing in a forked child. See `UsedByOneProcess`."""
-        self._abandoned = True
-
-    def wake(self) -> None:
-        """Let the loop take the messages that are ready."""
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            try:
-                self._handler_loop.open().call_soon_threadsafe(self._fill)
-            except ListenerError as error:  # the program has closed its loop
-                self._is_scheduled = False
-                self._fail_ready(error)
-
-    def _fail_ready(self, error: ListenerError) -> None:
-        while not self._abandoned and (running := self._work.begin_next()) is not None:
-            self._settle(running, Failure((running.work[0][1],), error))
-
-    def supervise(self) -> bool:
-        """Return False: a task that ends takes the next message at once."""
-        return False
-
-    def add_worker(self) -> None:
-        self.wake()
-
-    def resize(self, number: int, maximum: int) -> None:
-        """Change the number of tasks. Tasks above it finish their messages, and none starts until fewer run."""
-        with self._lock:
-            self._number, self._maximum = number, max(number, maximum)
-        self.wake()
-
-    def finish(self, timeout_s: float) -> int:
-        if timeout_s > 0 and not self._loop.is_closed():
-            self._idle = threading.Event()
-            self._loop.call_soon_threadsafe(self._fill)
-            self._idle.wait(timeout_s)
-        return len(self._tasks) + self._ending
-
-    def abandon(self) -> None:
-        self._abandoned = True
-        if self._tasks:
-            self._handler_loop.running.add(self)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-
-    def cancel(self) -> None:
-        """Cancel the tasks that still run. The loop of the handlers calls it at its end."""
-        if not self._loop.is_closed():
-            for task in tuple(self._tasks):
-                self._loop.call_soon_threadsafe(task.cancel)
-
-    # --- on the loop -------------------------------------------------------------------------------
-
-    def _fill(self) -> None:
-        self._is_scheduled = False
-        while not self._abandoned and len(self._tasks) < self._number + self._hanging:
-            running = self._work.begin_next()
-            if running is None:
-                break
-            try:
-                task = self._start_task(running.work[0][1], self._loop)
-            except BaseException as error:  # of what is around the handler, such as a trace
-                if is_interrupt(error):
-                    self._work.give_back(running)
-                    raise
-                self._settle_in_thread(running, Failure((running.work[0][1],), error))
-                continue
-            running.task = task
-            self._tasks.add(task)
-            task.add_done_callback(lambda task, running=running: self._done(task, running))  # type: ignore[misc]
-        if self._idle is not None and not self._tasks and not self._ending and not self._work.ready_count:
-            self._idle.set()
-
-    def _done(self, task: asyncio.Task[Failure | None], running: _Running) -> None:
-        self._tasks.discard(task)
-        message = running.work[0][1]
-        if task.cancelled():
-            failure: Failure | None = Failure((message,), asyncio.CancelledError())
-        elif (error := task.exception()) is None:
-            failure = task.result()
-        elif is_interrupt(error):  # Ctrl-C ends the loop, and nothing of it is the message's fault
-            self._work.give_back(running)
-            return
-        else:  # something around the handler raised it
-            failure = Failure((message,), error)
-        if failure is None and not self._work.waits_to_settle:
-            self._settle(running, None)
-        elif not self._abandoned:
-            self._settle_in_thread(running, failure)
-        self._fill()
-
-    def _settle_in_thread(self, running: _Running, failure: Failure | None) -> None:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_SETTLING_THREADS, f"{self._name}-settling")
-        try:
-            settling = self._loop.run_in_executor(self._threads, self._settle, running, failure)
-        except RuntimeError:  # no thread can be started
-            self._settle(running, failure)
-            return
-        self._ending += 1
-        settling.add_done_callback(self._settled)
-
-    def _settle(self, running: _Running, failure: Failure | None) -> None:
-        try:
-            self._work.end(running, failure)
-        except BaseException as error:
-            # What handlers raise is in the failure. This comes from a broker that cannot be reached.
-            if is_interrupt(error):
-                raise
-            _log.exception("listener.worker_failed", worker=self._name)
-
-    def _settled(self, _: asyncio.Future[None]) -> None:
-        self._ending -= 1
-        self._fill()

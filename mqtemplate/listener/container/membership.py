@@ -24,8 +24,9 @@ from mqtemplate.listener.container.consume_modes import (
     OrderlyConsumeService,
     PullConcurrentService,
 )
-from mqtemplate.listener.container.consume_service import ConsumePool, ConsumeService, ConsumeThreadPool
-from mqtemplate.listener.container.loops import AsyncConsumePool, HandlerLoop
+from mqtemplate.listener.container.consume_service import ConsumeService
+from mqtemplate.listener.container.loops import HandlerLoop
+from mqtemplate.listener.container.pools import AsyncConsumePool, ConsumePool, ConsumeThreadPool
 from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
@@ -124,6 +125,7 @@ class Membership(ABC):
 
     Attributes:
         service: Handles the messages that are fetched.
+        wake_fetch: Lets a fetch that waits in another thread return now.
 
     Raises:
         ListenerError: The group has members with another subscription.
@@ -131,6 +133,7 @@ class Membership(ABC):
     """
 
     service: ConsumeService[Any, Any]
+    wake_fetch: Callable[[], None]
 
     def __init__(
         self,
@@ -193,10 +196,6 @@ class Membership(ABC):
     @abstractmethod
     def _fetch(self, wait_ms: int) -> bool:
         """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
-
-    @abstractmethod
-    def _wake_fetch(self) -> None:
-        """Let a `_fetch` that waits in another thread return now."""
 
     def _give_back(self) -> None:  # noqa: B027  a pulling member keeps them
         """Let other members have the fetched messages that no handler has, while this one handles nothing."""
@@ -456,7 +455,7 @@ class Membership(ABC):
     def wake_polling(self) -> None:
         """End the wait of the polling thread, since the state changed or something is due earlier."""
         self._wake_event.set()
-        self._wake_fetch()
+        self.wake_fetch()
 
     def _report(self, error: BaseException) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""
@@ -494,6 +493,7 @@ class PullMembership(Membership):
         service = kind(consumer=self.consumer, queues=self.queues, **self._service_arguments())
         self._take: Callable[[Sequence[MessageExt]], None] = service.accept
         self._excluded = service.excluded
+        self.wake_fetch = self.consumer.wake
         self._repositioning = Repositioning(broker, self.consumer, self.queues, service.discard_dropped)
         return service
 
@@ -506,9 +506,6 @@ class PullMembership(Membership):
 
     def reposition(self, move: Callable[[Repositioning], None]) -> None:
         self.run_when_polling(lambda: move(self._repositioning))
-
-    def _wake_fetch(self) -> None:
-        self.consumer.wake()
 
     def _fetch(self, wait_ms: int) -> bool:
         self.queues.refresh()
