@@ -1,4 +1,4 @@
-"""Consume services of the two modes: messages are handled side by side, or each queue in its order.
+"""Pulling: consume services of the two modes, side by side or each queue in its order, and the membership of both.
 
 ``CONCURRENTLY`` sends a failed message back to the broker; ``ORDERLY`` retries it before the next one of its queue.
 """
@@ -7,189 +7,28 @@ from __future__ import annotations
 
 import heapq
 import threading
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Any
 
-from mqtemplate.broker import Consumer
-from mqtemplate.durations import format_ms
-from mqtemplate.listener.container.consume_service import ConsumeService, ReplaceThread, RunningCall
-from mqtemplate.listener.container.process_queue import ProcessQueue, ProcessQueues
+from mqtemplate.broker import Broker, Consumer
+from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError
+from mqtemplate.listener.container.consume_service import (
+    ConcurrentConsumeService,
+    ConsumeService,
+    ReplaceThread,
+    RunningCall,
+)
+from mqtemplate.listener.container.membership import Membership
+from mqtemplate.listener.container.process_queue import ProcessQueue, ProcessQueues, Repositioning
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
 from mqtemplate.listener.failures.policy import FailureSender
 from mqtemplate.message import MessageExt, MessageQueue
 
 _SEND_BACK_RETRY_MS = 5_000
 _COMMIT_EVERY = 32
-
-
-class Holder(Protocol):
-    """Holder of a fetched message until it is finished: its process queue, or its delivery by POP.
-
-    Attributes:
-        dropped: Another member may have the message: it is not handled here any more.
-        superseded: Dropped, since the listener continues at another position. A failed message is still sent back.
-    """
-
-    dropped: bool
-    superseded: bool
-
-    def finish(self, queue_offset: int) -> None:
-        """Note that a message is handled or sent back."""
-
-
-_Holder = TypeVar("_Holder", bound=Holder)
-
-
-@dataclass(eq=False, kw_only=True)
-class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[_Holder, MessageExt]]):
-    """One queue of messages, from which every consume thread takes the next. Base of the services that do so."""
-
-    def check_hanging(self, replace_thread: ReplaceThread) -> None:
-        """Report hanging handlers, send back their messages, and replace their threads."""
-        for running in self._watchdog.hanging():
-            if not running.take_away(replace_thread):
-                continue
-            messages = [message for _, message in running.work]
-            blocked_ms, stack = self.clock.steady_ms() - running.since_ms, self._stack_of(running)
-            decisions = [self.policy.decide(message, None) for message in messages]
-            error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
-            for (holder, message), decision in zip(running.work, decisions, strict=True):
-                self._finish_failed(holder, message, decision, error)
-            self.failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
-
-    def run_next(self) -> bool:
-        work = self._take()
-        if not work:
-            return False
-        self.taken += 1
-        is_handled = self._handle(work)
-        self._settled(len(work), is_pausing=not is_handled)
-        return is_handled
-
-    def begin_next(self) -> RunningCall[tuple[_Holder, MessageExt]] | None:
-        """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
-        work = self._take()
-        if not work:
-            return None
-        running = self._watchdog.start(work, -next(self._numbers) - 1)
-        if not self.is_paused:
-            return running
-        if self._watchdog.finish(running):
-            self._put_back(work)
-        return None
-
-    def give_back(self, running: RunningCall[tuple[_Holder, MessageExt]]) -> None:
-        """Make a message of `begin_next` ready again that was not handled."""
-        if self._watchdog.finish(running):
-            self._put_back(running.work)
-
-    def end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
-        """Settle a message of `begin_next`. It may wait for the broker; see `waits_to_settle`."""
-        if not self._watchdog.finish(running):
-            return  # the message was sent back while the handler hung
-        if failure is None:
-            [(holder, message)] = running.work
-            holder.finish(message.queue_offset)
-            is_pausing = False
-        else:
-            is_pausing = not self._settle_failed(running.work, [failure])
-        self._settled(1, is_pausing=is_pausing)
-
-    def _take(self) -> list[tuple[_Holder, MessageExt]]:
-        ready, missing = self._ready, self._take_size
-        work: list[tuple[_Holder, MessageExt]] = []
-        try:
-            while missing:
-                delivery = ready.popleft()
-                if not delivery[0].dropped:
-                    work.append(delivery)
-                    missing -= 1
-        except IndexError:
-            pass  # another thread took the last one
-        return work
-
-    def _put_back(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
-        """Make messages of `_take` ready again that are not settled, before the others."""
-        self._ready.extendleft(reversed(work))
-
-    def _handle(self, work: list[tuple[_Holder, MessageExt]]) -> bool:
-        """Call the handler. Return False if the listener was paused instead."""
-        running = self._watchdog.start(work)
-        if self.is_paused:
-            if self._watchdog.finish(running):
-                self._put_back(work)
-            return False
-        try:
-            if self._is_batch:
-                failures = self.invocation.handle([message for _, message in work])
-            else:
-                failure = self.invocation.handle_one(work[0][1])
-                failures = [] if failure is None else [failure]
-        except BaseException as error:
-            try:
-                failures = self._failed_around(running, [message for _, message in work], error)
-            except BaseException:
-                self._put_back(work)  # nothing is settled: they are handled again
-                raise
-        if not self._watchdog.finish(running):
-            return True  # the messages were sent back while the handler hung
-        if failures:
-            return self._settle_failed(work, failures)
-        for holder, message in work:
-            holder.finish(message.queue_offset)
-        return True
-
-    def _settle_failed(self, work: Sequence[tuple[_Holder, MessageExt]], failures: Sequence[Failure]) -> bool:
-        """Send back the messages that failed; the others are done. Return False if the listener pauses instead."""
-        if self._pauses(failures):
-            self._put_back(work)
-            return False
-        try:
-            failed = self._send_back_failed(work, failures)
-        except BaseException:  # an error of this library, or Ctrl-C
-            self._not_settled(work)
-            raise
-        for holder, message in work:
-            if id(message) not in failed:
-                holder.finish(message.queue_offset)
-        return True
-
-    def _send_back_failed(
-        self, work: Sequence[tuple[_Holder, MessageExt]], failures: Sequence[Failure]
-    ) -> frozenset[int]:
-        """Send back the messages that failed, and then report them. Return their `id`s."""
-        holders = {id(message): holder for holder, message in work}
-        for failure in failures:
-            decisions = [self.policy.decide(message, failure.error) for message in failure.messages]
-            for message, decision in zip(failure.messages, decisions, strict=True):
-                holder = holders[id(message)]
-                # A reassigned queue is read by its new owner. Sending back would duplicate the message.
-                if not holder.dropped or holder.superseded:
-                    self._finish_failed(holder, message, decision, failure.error)
-            self.failures.failed(failure, decisions[0])
-        return frozenset(id(message) for failure in failures for message in failure.messages)
-
-    @property
-    def waits_to_settle(self) -> bool:
-        """True if `end` waits for the broker also without a failure."""
-        return False
-
-    @abstractmethod
-    def _finish_failed(
-        self, holder: _Holder, message: MessageExt, decision: Decision, error: BaseException | None
-    ) -> None:
-        """Send a message that failed back to the broker."""
-
-    @abstractmethod
-    def _not_settled(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
-        """Note that an error of this library, or Ctrl-C, has ended the settling of messages."""
-
-    def _settled(self, count: int, *, is_pausing: bool) -> None:
-        """Note that this many messages are settled, or that the listener pauses."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -493,3 +332,63 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self.failures.send_back_failed(message, refusal, self._suspend_ms)
             return False
         return True
+
+
+class PullMembership(Membership):
+    """Membership that pulls from the queues that are assigned to it, and commits offsets.
+
+    Attributes:
+        consumer: The member of the group at the broker.
+        queues: Messages that were fetched and are not finished.
+    """
+
+    def _join(self, broker: Broker) -> ConsumeService[Any, Any]:
+        settings = self.endpoint.settings
+        self.consumer = broker.groups.subscribe(settings.consumer_spec(self._clock.now_ms()))
+        self.queues = ProcessQueues(self.consumer)
+        kind = OrderlyConsumeService if settings.is_orderly else PullConcurrentService
+        service = kind(consumer=self.consumer, queues=self.queues, **self._service_arguments())
+        self._take: Callable[[Sequence[MessageExt]], None] = service.accept
+        self._excluded = service.excluded
+        self.wake_fetch = self.consumer.wake
+        self._repositioning = Repositioning(broker, self.consumer, self.queues, service.discard_dropped)
+        return service
+
+    @property
+    def in_flight(self) -> int:
+        return self.queues.in_flight
+
+    def positions(self) -> dict[MessageQueue, int | None]:
+        return {queue: self.consumer.committed(queue) for queue in self.consumer.assignment()}
+
+    def reposition(self, move: Callable[[Repositioning], None]) -> None:
+        self.run_when_polling(lambda: move(self._repositioning))
+
+    def _fetch(self, wait_ms: int) -> bool:
+        self.queues.refresh()
+        if resets := self.consumer.take_resets():
+            self._repositioning.by_administrator(resets)
+        without = self._excluded()
+        settings = self.endpoint.settings
+        try:
+            messages = self.consumer.poll(settings.pull_batch_size, wait_ms, without=without)
+        except CorruptRecordError as error:
+            self._log.error(
+                "listener.record_corrupt", file=str(error.path), offset=error.physical_offset, reason=error.reason
+            )
+            return True
+        if not messages:
+            self.queues.commit_positions(without)
+            return False
+        self._take(messages)
+        if settings.pull_interval:
+            self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
+        return True
+
+    def _leave(self) -> None:
+        try:
+            self.queues.commit()
+        except (BrokerClosedError, ForkedError):
+            self._log.warning("listener.commit_failed", reason="the broker was closed first")
+        finally:
+            self.consumer.close()

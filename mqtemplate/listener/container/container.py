@@ -17,8 +17,9 @@ from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
+from mqtemplate.listener.container.consume_modes import PullMembership
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
-from mqtemplate.listener.container.membership import ContainerState, Membership, PullMembership
+from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog

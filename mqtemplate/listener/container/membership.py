@@ -1,7 +1,4 @@
-"""Membership: what one start of a listener container creates, from joining the group until leaving it.
-
-`PullMembership` fetches from the queues that are assigned to it; the module `pop` has the other kind.
-"""
+"""Membership: what one start of a listener container creates, from joining the group until leaving it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
 from logging import ERROR
@@ -17,23 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
+from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.listener.container.consume_modes import (
-    ConcurrentConsumeService,
-    OrderlyConsumeService,
-    PullConcurrentService,
-)
-from mqtemplate.listener.container.consume_service import ConsumeService
-from mqtemplate.listener.container.loops import HandlerLoop
-from mqtemplate.listener.container.pools import AsyncConsumePool, ConsumePool, ConsumeThreadPool
-from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
+from mqtemplate.listener.container.consume_service import ConcurrentConsumeService, ConsumeService, ConsumeThreadPool
+from mqtemplate.listener.container.loops import AsyncConsumePool, ConsumePool, HandlerLoop
+from mqtemplate.listener.container.process_queue import Repositioning
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
-from mqtemplate.message import MessageExt, MessageQueue
+from mqtemplate.message import MessageQueue
 from mqtemplate.services import wall_time
 from mqtemplate.user_code import safe_text
 
@@ -475,63 +466,3 @@ class Membership(ABC):
             self.state = ContainerState.BROKEN
             self._log.warning(event)
             self._on_broken()
-
-
-class PullMembership(Membership):
-    """Membership that pulls from the queues that are assigned to it, and commits offsets.
-
-    Attributes:
-        consumer: The member of the group at the broker.
-        queues: Messages that were fetched and are not finished.
-    """
-
-    def _join(self, broker: Broker) -> ConsumeService[Any, Any]:
-        settings = self.endpoint.settings
-        self.consumer = broker.groups.subscribe(settings.consumer_spec(self._clock.now_ms()))
-        self.queues = ProcessQueues(self.consumer)
-        kind = OrderlyConsumeService if settings.is_orderly else PullConcurrentService
-        service = kind(consumer=self.consumer, queues=self.queues, **self._service_arguments())
-        self._take: Callable[[Sequence[MessageExt]], None] = service.accept
-        self._excluded = service.excluded
-        self.wake_fetch = self.consumer.wake
-        self._repositioning = Repositioning(broker, self.consumer, self.queues, service.discard_dropped)
-        return service
-
-    @property
-    def in_flight(self) -> int:
-        return self.queues.in_flight
-
-    def positions(self) -> dict[MessageQueue, int | None]:
-        return {queue: self.consumer.committed(queue) for queue in self.consumer.assignment()}
-
-    def reposition(self, move: Callable[[Repositioning], None]) -> None:
-        self.run_when_polling(lambda: move(self._repositioning))
-
-    def _fetch(self, wait_ms: int) -> bool:
-        self.queues.refresh()
-        if resets := self.consumer.take_resets():
-            self._repositioning.by_administrator(resets)
-        without = self._excluded()
-        settings = self.endpoint.settings
-        try:
-            messages = self.consumer.poll(settings.pull_batch_size, wait_ms, without=without)
-        except CorruptRecordError as error:
-            self._log.error(
-                "listener.record_corrupt", file=str(error.path), offset=error.physical_offset, reason=error.reason
-            )
-            return True
-        if not messages:
-            self.queues.commit_positions(without)
-            return False
-        self._take(messages)
-        if settings.pull_interval:
-            self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
-        return True
-
-    def _leave(self) -> None:
-        try:
-            self.queues.commit()
-        except (BrokerClosedError, ForkedError):
-            self._log.warning("listener.commit_failed", reason="the broker was closed first")
-        finally:
-            self.consumer.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from mqtemplate.listener.container.pools import ConsumeThreadPool
+from mqtemplate.listener.container.consume_service import ConsumeThreadPool
 from tests.waiting import PATIENCE_S
 
 MakePool = Callable[..., ConsumeThreadPool]
