@@ -13,10 +13,9 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from mqtemplate.calls.pauses import PauseListener
@@ -25,7 +24,7 @@ from mqtemplate.durations import format_ms
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.loops import ConsumePool
 from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
-from mqtemplate.listener.failures.failure_log import FailureLog
+from mqtemplate.listener.failures.failure_log import FailureLog, stack_of_task
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
@@ -79,21 +78,9 @@ class RunningCall(Generic[_Work]):
     def stack(self) -> str:
         """Return the current stack of its thread, or of its task."""
         if self.task is not None:
-            return "".join(line for frame in _frames(self.task) for line in traceback.format_stack(frame, 1))
+            return stack_of_task(self.task)
         frame = sys._current_frames().get(self.thread_id)
         return "".join(traceback.format_stack(frame)) if frame else ""
-
-
-def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of the coroutines that a task awaits, the outermost first; the task itself knows only that."""
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        prefix = next((name for name in ("cr", "gi", "ag") if hasattr(awaited, f"{name}_frame")), None)
-        if prefix is None:
-            return
-        if (frame := getattr(awaited, f"{prefix}_frame")) is not None:
-            yield frame
-        awaited = getattr(awaited, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
 
 
 class Watchdog(Generic[_Work]):
@@ -135,13 +122,14 @@ class Watchdog(Generic[_Work]):
         """Number of handlers that were found to hang and have not returned."""
         return len(self._hanging)
 
-    def hanging(self) -> list[RunningCall[_Work]]:
+    def hanging(self, may_take_longer: Callable[[Sequence[_Work]], bool]) -> list[RunningCall[_Work]]:
         """Return the handlers that hang. Each one is returned once."""
         latest = self._now_ms() - self._timeout_ms
-        late = [running for running in list(self._running.values()) if running.since_ms < latest]
-        for running in late:
-            self._running.pop(running.thread_id, None)
-            self._hanging.add(running)
+        running = list(self._running.values())
+        late = [each for each in running if each.since_ms < latest and not may_take_longer(each.work)]
+        for each in late:
+            self._running.pop(each.thread_id, None)
+            self._hanging.add(each)
         return late
 
     def abandon(self) -> int:
@@ -241,6 +229,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
             raise
         return [Failure(messages, error)]
 
+    def _may_take_longer(self, work: Sequence[_Work]) -> bool:
+        """Return True if the handler of some work has asked for more time than ``consume_timeout``."""
+        return False
+
     def _pauses(self, failures: Sequence[Failure]) -> bool:
         """Pause the listener if one of the failures requests it. Return True then: no message counts as handled."""
         for failure in failures:
@@ -298,7 +290,7 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
 
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         """Report hanging handlers, send back their messages, and replace their threads."""
-        for running in self._watchdog.hanging():
+        for running in self._watchdog.hanging(self._may_take_longer):
             if not running.take_away(replace_thread):
                 continue
             messages = [message for _, message in running.work]

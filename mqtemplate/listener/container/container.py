@@ -17,10 +17,10 @@ from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
-from mqtemplate.listener.container.consume_modes import PullMembership
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
 from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms
+from mqtemplate.listener.container.request_modes import PopMembership, PullMembership
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler.invoke import HandlerInvocation, Observer, around, listener_info, uses_loop
@@ -102,6 +102,12 @@ class ListenerContainer:
         return 0 if self.member is None else self.member.in_flight
 
     @property
+    def renewals(self) -> tuple[int, int]:
+        """By POP: numbers of renewed invisible times, and of those that were over too early, since the last start."""
+        member = self.member
+        return (member.deliveries.renewed, member.deliveries.expired) if isinstance(member, PopMembership) else (0, 0)
+
+    @property
     def hanging_count(self) -> int:
         """Number of calls of the handler that run longer than ``consume_timeout``."""
         return self.member.service.hanging_count if self.member is not None and self.member.is_running else 0
@@ -131,7 +137,8 @@ class ListenerContainer:
                 raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
             if self.endpoint.settings.topic_patterns:
                 self._find_topics()
-            self.member = member = PullMembership(
+            kind = PopMembership if self.endpoint.settings.is_pop else PullMembership
+            self.member = member = kind(
                 self.endpoint,
                 self.broker,
                 self._make_invocation(),
@@ -148,6 +155,7 @@ class ListenerContainer:
             topics=list(settings.topics),
             selector=settings.selector.expression,
             mode=settings.consume_mode.value,
+            request_mode=settings.request_mode.value,
             retry=policy.describe(),
         )
         if (replaced := policy.replaced_delays()) is not None:

@@ -347,6 +347,7 @@ class Membership(ABC):
             self.service.is_paused = False
         finally:
             self._lock.release()
+        self.wake_fetch()
         if self._pool is not None:
             self._pool.wake()
 
