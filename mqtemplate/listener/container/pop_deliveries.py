@@ -125,9 +125,8 @@ class PopDeliveries:
     def hold(self, received: Iterable[ReceivedMessage]) -> list[PopDelivery]:
         """Renew the invisible times of received messages from now on. Return their deliveries."""
         now_ms = self._clock.steady_ms()
-        deliveries = [
-            PopDelivery(self, each, _order_of(each.message) if self._is_ordered else None) for each in received
-        ]
+        order_of: Callable[[MessageExt], Hashable] = _order_of if self._is_ordered else lambda _: None
+        deliveries = [PopDelivery(self, each, order_of(each.message)) for each in received]
         for delivery in deliveries:
             self._is_visible_from(delivery, now_ms + self._invisible_ms)
             self._held[delivery] = None

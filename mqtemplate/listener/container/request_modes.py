@@ -86,8 +86,8 @@ class PullMembership(Membership):
 class PopMembership(Membership):
     """Membership that receives by POP. A message is received only while a handler is free for it.
 
-    On a real clock one thread for each topic waits at the broker. A stop, or a pause by `pause`, lets other members have
-    the messages that no handler has.
+    On a real clock one thread for each topic waits at the broker. A stop, or a pause by `pause`, lets other members
+    have the messages that no handler has.
     """
 
     def _join(self, broker: Broker) -> ConsumeService[Any, Any]:
@@ -216,11 +216,11 @@ class PopMembership(Membership):
         return bool(arrived)
 
     def _receive_each(self) -> list[list[PopDelivery]]:
-        arrived = []
-        for topic in self._settings.topics:
-            if (count := self._free_count()) > 0 and (deliveries := self._receive(topic, count, 0)):
-                arrived.append(deliveries)
-        return arrived
+        return [
+            deliveries
+            for topic in self._settings.topics
+            if (count := self._free_count()) > 0 and (deliveries := self._receive(topic, count, 0))
+        ]
 
     def _take_arrived(self, wait_s: float) -> Iterator[list[PopDelivery]]:
         """Yield what the receiving threads have received.
@@ -241,7 +241,7 @@ class PopMembership(Membership):
 
     def _receive_loop(self, topic: str) -> None:
         interval_s = self._settings.pull_interval / 1_000
-        while self.is_running:
+        while not self._has_ended():
             count = self._wait_until_free()
             if count <= 0:
                 continue
@@ -251,7 +251,7 @@ class PopMembership(Membership):
                 self._arrived.put(error)
                 self._pause_receiving(_RETRY_MS / 1_000)
                 continue
-            if not self.is_running:
+            if self._has_ended():
                 self.deliveries.release(deliveries)
             elif deliveries:
                 self._arrived.put(deliveries)
@@ -259,12 +259,15 @@ class PopMembership(Membership):
                     self._pop.wake(self._settings.group)  # the other threads wait for free handlers again
                 self._pause_receiving(interval_s)
 
+    def _has_ended(self) -> bool:
+        return not self.is_running
+
     def _wait_until_free(self) -> int:
         with self._free:
             self._waiting += 1
             try:
                 count = self._free_count()
-                if count <= 0 and self.is_running:
+                if count <= 0 and not self._has_ended():
                     self._free.wait()
                     count = self._free_count()
             finally:
@@ -273,7 +276,7 @@ class PopMembership(Membership):
 
     def _pause_receiving(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while seconds > 0 and self.is_running and (left_s := until - time.monotonic()) > 0:
+        while seconds > 0 and not self._has_ended() and (left_s := until - time.monotonic()) > 0:
             with self._free:
                 self._waiting += 1
                 try:
