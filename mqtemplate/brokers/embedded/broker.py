@@ -121,6 +121,7 @@ class EmbeddedBroker(Broker):
 
     def close(self) -> None:
         self.engine.close()
+        self._pop.wake_all()
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -337,6 +338,11 @@ class EmbeddedPop(PopConsumers):
             receives = list(self._receives.get(group, ()))
         for receive in receives:
             receive.wake()
+
+    def wake_all(self) -> None:
+        """Let all calls of `receive` return, since the broker is closed."""
+        for group in list(self._receives):
+            self.wake(group)
 
     def ack(self, group: str, topic: str, receipt: str) -> None:
         durable = self._durable()
