@@ -125,6 +125,14 @@ class PopProgress:
             return low
         return max(low, self._spans.max_offset(queue) - 1)
 
+    def drop(self, key: QueueKey) -> None:
+        """Forget a queue of an earlier run."""
+        self._queues.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all queues of an earlier run."""
+        self._queues.clear()
+
     # --- with the lock of the queue ------------------------------------------------------------
 
     def begin(self, tracked: TrackedQueue, *, from_last: bool) -> None:
@@ -140,14 +148,20 @@ class PopProgress:
             state.read_to(min(committed, self._spans.max_offset(tracked.queue)))
         if state.next > (high := self._spans.max_offset(tracked.queue)):
             state.cut(high)
+            self._offsets.commit(*tracked.key, state.base)
+            committed = state.base
         tracked.committed = committed
 
     def settle(self, tracked: TrackedQueue) -> None:
-        """Commit the offset, and schedule the next expiry, after a change."""
+        """Commit the offset, and schedule the next expiry, after a change.
+
+        A higher offset is of a member that pulls, and stays. The state knows what is not done before it.
+        """
         if tracked.is_gone:
             return
-        state = tracked.state
-        if tracked.committed != state.base:
+        state, committed = tracked.state, self._offsets.offset(*tracked.key)
+        is_deleted = committed is None and tracked.committed is not None
+        if not is_deleted and (committed is None or state.base > committed):
             tracked.committed = state.base
             self._offsets.commit(*tracked.key, state.base)
         due_ms = state.next_due_ms
@@ -162,6 +176,12 @@ class PopProgress:
     def has_offset(self, key: QueueKey) -> bool:
         """Return True if the group has a committed offset in a queue."""
         return self._offsets.offset(*key) is not None
+
+    def reset(self, tracked: TrackedQueue, queue_offset: int) -> None:
+        """Forget the deliveries of a queue, and continue at *queue_offset*."""
+        tracked.state.reset(queue_offset)
+        tracked.committed = queue_offset
+        self._offsets.commit(*tracked.key, queue_offset)
 
     def is_forgotten(self, tracked: TrackedQueue) -> bool:
         """Return True if the offset of the group was deleted, as with its topic."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.message_store import MessageStore
 
 _UNITS_PER_PAGE = 1_024
+_MAX_KEPT_LENGTH = 64
 MAX_SCANNED_UNITS = 4_096
 """Most consume queue units that one pop looks at in a queue."""
 
@@ -154,6 +156,13 @@ class RecordReader:
 
     def _skip(self, topic: str, queue_id: int, queue_offset: int, reason: str) -> None:
         self._log.warning("pop.message_skipped", topic=topic, queue=queue_id, queue_offset=queue_offset, reason=reason)
+
+
+def bounded(text: str) -> str:
+    """Return a text of a client that is kept for each delivery: itself, or its digest if it is long."""
+    if len(text) <= _MAX_KEPT_LENGTH:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_selected(selector: Selector, record: StoredRecord) -> bool:
