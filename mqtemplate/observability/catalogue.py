@@ -122,6 +122,8 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("listener.in_flight", "{message}", "Messages that were fetched and are not finished"),
     _gauge("listener.concurrency", "{call}", "Most calls of the handler that run at a time; hanging ones come on top"),
     _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
+    _counter("listener.renewed", "{message}", "By POP: renewals of invisible times since the start of the listener"),
+    _counter("listener.expired", "{message}", "By POP: messages whose invisible time was over before they were done"),
     _gauge("worker.up", "1", "1 while a process of an application with several ones answers"),
     _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
     _gauge("group.committed", "{message}", "Committed offset of a group, by queue; it stands if nothing is consumed"),
