@@ -8,6 +8,7 @@ from pathlib import Path
 from mqtemplate.broker import (
     Broker,
     BrokerAdmin,
+    Capability,
     ConsumerGroups,
     DelayedMessages,
     GroupInfo,
@@ -72,7 +73,7 @@ class EmbeddedBroker(Broker):
     ) -> None:
         self.engine = engine = Engine(path, settings, clock, store_files=store_files)
         self.settings, self.clock, self.name, self.path = engine.settings, engine.clock, engine.name, engine.path
-        self.capabilities = engine.capabilities
+        self.capabilities = engine.capabilities - {Capability.POP}
         self.store, self.topics = engine.store, engine.topics
         self._check_open = engine.lifecycle.check
 
