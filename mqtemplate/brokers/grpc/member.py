@@ -28,7 +28,7 @@ _FETCH_WAIT_MS = 20_000
 _AFTER_ERROR_S = 1.0
 _FIRST_RETRY_LEVEL = 3
 _JOIN_S = 5.0
-_NO_OFFSETS = "RocketMQ's gRPC protocol has no offsets of queues; use rocketmq.name-server, or let an administrator do it (mqadmin)"
+_NO_OFFSETS = "RocketMQ's gRPC protocol has no offsets of queues; set rocketmq.name-server, or use mqadmin"
 
 
 class PopMember(Consumer):
@@ -166,13 +166,7 @@ class PopMember(Consumer):
                 count = self._wanted
             try:
                 received = self._pop.receive(
-                    self.spec.group,
-                    topic,
-                    count,
-                    self._settings.invisible_ms,
-                    _FETCH_WAIT_MS,
-                    selector,
-                    auto_renew=True,
+                    group, topic, count, invisible_ms, _FETCH_WAIT_MS, selector, auto_renew=True
                 )
             except BaseException as exc:
                 if is_interrupt(exc):

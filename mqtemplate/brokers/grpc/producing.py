@@ -114,6 +114,7 @@ class _Send:
     timeout_ms: int
     retries: int
     deadline: float
+    is_half: bool = False
     endpoints: Endpoints | None = None
     _route: Route | None = None
     _tries: Tries | None = field(default=None, init=False)
@@ -176,7 +177,7 @@ class _Send:
             "",
             self._queue(),
             entries[0].offset,
-            entries[0].transaction_id or None,
+            (entries[0].transaction_id or self.messages[0].msg_id) if self.is_half else None,
             ",".join(handles) or None,
         )
 
@@ -344,6 +345,7 @@ class Producer:
         encoded = self.encoder.encode(message, in_transaction=True)
         self.transactions.note_topic(message.topic, group)
         send = self._new_send([encoded], queue, timeout_ms)
+        send.is_half = True
         result = self._run(send)
         assert send.endpoints is not None  # the result came from there
         self.transactions.note(result.transaction_id or result.msg_id, group, send.endpoints)
