@@ -142,7 +142,7 @@ class MessageEncoder:
             )
         if not message.body:
             raise MessageError(
-                f"RocketMQ's gRPC protocol has no empty bodies, and the one for {message.topic!r} is empty"
+                f"RocketMQ's gRPC protocol has no empty bodies, and the one for {message.topic!r} is empty; send a body"
             )
         if message.flag:
             raise UnsupportedError(

@@ -80,6 +80,7 @@ class _Telemetry:
         self._settled = threading.Event()
         self._closed = threading.Event()
         self._failure: BrokerError | None = None
+        self._was_accepted = False  # then requests report a lost connection, and a new stream is opened meanwhile
         self._call: Any = None
         name = f"mqtemplate-telemetry-{endpoints}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -118,8 +119,9 @@ class _Telemetry:
                 return
             if failure is not None:
                 _log.debug("remote.telemetry_ended", server=str(self._endpoints), reason=str(failure))
-                self._failure = failure
-                self._settled.set()
+                if not (self._was_accepted and isinstance(failure, RemoteConnectError)):
+                    self._failure = failure
+                    self._settled.set()
             self._closed.wait(_REOPEN_S)
 
     def _stream(self) -> BrokerError | None:
@@ -148,6 +150,7 @@ class _Telemetry:
         if kind == "settings":
             self._session.merged = command.settings
             self._failure = None
+            self._was_accepted = True
             self._settled.set()
         elif kind == "reconnect_endpoints_command":
             self._call.cancel()
