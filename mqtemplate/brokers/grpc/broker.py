@@ -10,12 +10,11 @@ from typing import NoReturn
 from mqtemplate.broker import Broker, BrokerAdmin, Capability
 from mqtemplate.brokers.grpc.channels import Channels
 from mqtemplate.brokers.grpc.consuming import GrpcPop
+from mqtemplate.brokers.grpc.control import GrpcDelayedMessages, GrpcTransactions
 from mqtemplate.brokers.grpc.member import GrpcGroups
-from mqtemplate.brokers.grpc.producing import Later, Producer
-from mqtemplate.brokers.grpc.recalls import GrpcDelayedMessages
-from mqtemplate.brokers.grpc.sessions import ClientContext, ClientSession, Routes, new_client_id
+from mqtemplate.brokers.grpc.producing import GrpcProducer, Later
+from mqtemplate.brokers.grpc.sessions import ClientSession, ProxyContext, Routes, new_client_id
 from mqtemplate.brokers.grpc.settings import GrpcSettings
-from mqtemplate.brokers.grpc.transactions import GrpcTransactions
 from mqtemplate.brokers.remote.cluster.failures import Outages, log_failure
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
@@ -42,7 +41,7 @@ CAPABILITIES = frozenset(
         Capability.POP,
     }
 )
-"""What every RocketMQ 5 broker does behind a proxy."""
+"""Capabilities of every RocketMQ 5 broker behind a proxy."""
 
 _FIRST_RETRY_LEVEL = 3
 _INSTEAD = "set rocketmq.name-server to the name servers of the brokers"
@@ -58,12 +57,12 @@ class _Client:
     def __init__(self, settings: GrpcSettings, clock: Clock) -> None:
         self.outages = Outages(clock)
         self.channels = Channels(settings, self._report)
-        self.context = ClientContext(settings, self.channels, new_client_id())
+        self.context = ProxyContext(settings, self.channels, new_client_id())
         self.routes = Routes(self.context)
         self.later = Later(clock)
-        self.producer = Producer(self.context, self.routes, clock, self.later)
+        self.producer = GrpcProducer(self.context, self.routes, clock, self.later)
         self.pop = GrpcPop(self.context, self.routes)
-        self.groups = GrpcGroups(self.pop, self.routes, self.context, lambda: self.producer.encoder.levels)
+        self.groups = GrpcGroups(self.pop, self.routes, self.producer)
         self.delayed = GrpcDelayedMessages(self.producer.session, self.routes, clock)
         self._refreshes = PeriodicService("grpc.routes", self._refresh, clock, settings.poll_route_interval_ms)
         self._heartbeats = PeriodicService("grpc.heartbeat", self._heartbeat, clock, settings.heartbeat_interval_ms)
@@ -245,7 +244,7 @@ class GrpcBroker(Broker):
     # --- parts ---------------------------------------------------------------------------------
 
     @property
-    def sends(self) -> Producer:
+    def sends(self) -> GrpcProducer:
         return self._client.producer
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel, ReceivedMessage
 from mqtemplate.brokers.grpc.channels import RpcError, check_status, is_cancelled, rpc_error
 from mqtemplate.brokers.grpc.messages import decode_received, is_intact
-from mqtemplate.brokers.grpc.sessions import ClientContext, ClientSession, RouteQueue, Routes, endpoints_message
+from mqtemplate.brokers.grpc.sessions import ClientSession, ProxyContext, RouteQueue, Routes, endpoints_message
 from mqtemplate.brokers.grpc.settings import Endpoints
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -39,7 +39,7 @@ _CORRUPT_MS = 10_000
 
 
 class _Origin(NamedTuple):
-    """Where a receipt handle came from. The proxy that gave it renews it, under the id of its message."""
+    """Origin of a receipt handle: the proxy that gave it renews it, under the id of its message."""
 
     msg_id: str
     endpoints: Endpoints
@@ -85,7 +85,7 @@ class GrpcPop:
     All registrations of one group in this client are one member for the proxy.
     """
 
-    def __init__(self, context: ClientContext, routes: Routes) -> None:
+    def __init__(self, context: ProxyContext, routes: Routes) -> None:
         self._context = context
         self._routes = routes
         self._lock = threading.Lock()
@@ -414,7 +414,7 @@ class _Receiving:
         return received
 
 
-def _queue_message(context: ClientContext, queue: RouteQueue) -> Any:
+def _queue_message(context: ProxyContext, queue: RouteQueue) -> Any:
     broker = protos.Broker(name=queue.queue.broker_name, endpoints=endpoints_message(queue.endpoints))
     return protos.MessageQueue(
         topic=context.resource(queue.queue.topic),

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import NoReturn
 
 from mqtemplate.broker import Consumer, ConsumerSpec, ReceivedMessage
 from mqtemplate.brokers.grpc.consuming import GrpcPop
-from mqtemplate.brokers.grpc.sessions import ClientContext, Routes
-from mqtemplate.delay.settings import DelayLevels
+from mqtemplate.brokers.grpc.producing import GrpcProducer
+from mqtemplate.brokers.grpc.sessions import Routes
 from mqtemplate.errors import BrokerClosedError, BrokerError, InvalidReceiptHandleError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
@@ -45,14 +45,13 @@ class PopMember(Consumer):
         spec: ConsumerSpec,
         pop: GrpcPop,
         routes: Routes,
-        context: ClientContext,
-        levels: Callable[[], DelayLevels],
+        producer: GrpcProducer,
     ) -> None:
         self.spec = spec
         self._pop = pop
         self._routes = routes
-        self._settings = context.settings
-        self._levels = levels
+        self._settings = producer.context.settings
+        self._encoder = producer.encoder
         self._changed = threading.Condition()
         self._fetched: deque[ReceivedMessage] = deque()
         self._held: dict[MessageQueue, dict[int, ReceivedMessage]] = {}
@@ -231,7 +230,8 @@ class PopMember(Consumer):
         else:
             if delay_ms is None:
                 level = delay_level or received.attempt - 1 + _FIRST_RETRY_LEVEL
-                delay_ms = self._levels().delay_ms(self._levels().clamp(level))
+                levels = self._encoder.levels
+                delay_ms = levels.delay_ms(levels.clamp(level))
             self._pop.change_invisible(self.spec.group, message.topic, received.receipt, delay_ms)
         with self._changed:
             self._held.get(queue, {}).pop(message.queue_offset, None)
@@ -280,17 +280,16 @@ def _refuse(what: str) -> NoReturn:
 class GrpcGroups:
     """Consumer groups. A `ConsumerGroups`."""
 
-    def __init__(self, pop: GrpcPop, routes: Routes, context: ClientContext, levels: Callable[[], DelayLevels]) -> None:
+    def __init__(self, pop: GrpcPop, routes: Routes, producer: GrpcProducer) -> None:
         self._pop = pop
         self._routes = routes
-        self._context = context
-        self._levels = levels
+        self._producer = producer
         self._lock = threading.Lock()
         self._members: list[PopMember] = []
 
     def subscribe(self, spec: ConsumerSpec) -> PopMember:
         """See `ConsumerGroups.subscribe`."""
-        member = PopMember(spec, self._pop, self._routes, self._context, self._levels)
+        member = PopMember(spec, self._pop, self._routes, self._producer)
         with self._lock:
             self._members = [each for each in self._members if each.is_open] + [member]
         return member

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqtemplate.broker import ReceivedMessage
-from mqtemplate.brokers.grpc.sessions import ClientContext
+from mqtemplate.brokers.grpc.sessions import ProxyContext
 from mqtemplate.clock import Clock
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.errors import ConversionError, MessageError, UnsupportedError
@@ -90,7 +90,7 @@ class MessageEncoder:
         levels: Table of delay levels; the encoder turns a level into a deliver time.
     """
 
-    def __init__(self, context: ClientContext, clock: Clock) -> None:
+    def __init__(self, context: ProxyContext, clock: Clock) -> None:
         settings = context.settings
         self.levels = DelayLevels.parse(settings.message_delay_level, is_clamping=settings.clamp_delay_level)
         self._context = context

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mqtemplate.brokers.grpc.channels import refusal_text, send_error
+from mqtemplate.brokers.grpc.control import GrpcTransactions
 from mqtemplate.brokers.grpc.messages import MessageEncoder, OutgoingMessage
-from mqtemplate.brokers.grpc.sessions import ClientContext, ClientSession, Route, Routes
+from mqtemplate.brokers.grpc.sessions import ClientSession, ProxyContext, Route, Routes
 from mqtemplate.brokers.grpc.settings import Endpoints
-from mqtemplate.brokers.grpc.transactions import GrpcTransactions
 from mqtemplate.brokers.remote.producing.send_request import Tries
 from mqtemplate.clock import Clock
 from mqtemplate.errors import (
@@ -106,10 +106,10 @@ class Later:
 
 
 @dataclass(slots=True, eq=False)
-class _Send:
+class _GrpcSend:
     """One request with its tries."""
 
-    producer: Producer
+    producer: GrpcProducer
     messages: Sequence[OutgoingMessage]
     timeout_ms: int
     retries: int
@@ -190,7 +190,7 @@ class _Send:
         return MessageQueue(self.messages[0].topic, brokers.pop() if len(brokers) == 1 else "", _UNKNOWN_QUEUE)
 
 
-class _AsyncSend(_Send):
+class _AsyncGrpcSend(_GrpcSend):
     """One request that no thread waits for."""
 
     __slots__ = ("future",)
@@ -227,16 +227,16 @@ class _AsyncSend(_Send):
         self.future.set_exception(error)
 
 
-class Producer:
+class GrpcProducer:
     """The sends of one client. The proxy chooses the queue of a message.
 
     Attributes:
-        session: The producer at the proxies. Its settings name the topics, so the proxies know whom to ask about
-            transactions.
+        session: The producer at the proxies. Its settings name the topics: a proxy sends it checks of transactions
+            there.
         is_closed: True: no send is tried again.
     """
 
-    def __init__(self, context: ClientContext, routes: Routes, clock: Clock, later: Later) -> None:
+    def __init__(self, context: ProxyContext, routes: Routes, clock: Clock, later: Later) -> None:
         self.context = context
         self.later = later
         self.encoder = MessageEncoder(context, clock)
@@ -313,7 +313,7 @@ class Producer:
             encoded = [self.encoder.encode(messages[0])] if len(messages) == 1 else self._batch(messages)
             self._check_queue(encoded, queue)
             retries = self.context.settings.retry_times_when_send_async_failed
-            send = _AsyncSend(self, encoded, timeout_ms, retries, deadline)
+            send = _AsyncGrpcSend(self, encoded, timeout_ms, retries, deadline)
             send.future = future
             send.attempt()
         except MQTemplateError as exc:
@@ -325,7 +325,7 @@ class Producer:
         timeout_ms = self.context.settings.request_timeout_ms
         encoded = [self.encoder.encode(message)]
         self._check_queue(encoded, queue)
-        send = _Send(self, encoded, timeout_ms, 0, time.monotonic() + timeout_ms / 1_000)
+        send = _GrpcSend(self, encoded, timeout_ms, 0, time.monotonic() + timeout_ms / 1_000)
         endpoints, request = self._connected(send)
 
         def done(answer: Any) -> None:
@@ -397,15 +397,15 @@ class Producer:
                 f"{queue.topic!r} cannot be given; leave it out, or pass hash_key= to keep messages in order"
             )
 
-    def _new_send(self, messages: Sequence[OutgoingMessage], queue: MessageQueue | None, timeout_ms: int) -> _Send:
+    def _new_send(self, messages: Sequence[OutgoingMessage], queue: MessageQueue | None, timeout_ms: int) -> _GrpcSend:
         self._check_queue(messages, queue)
         retries = self.context.settings.retry_times_when_send_failed
-        return _Send(self, messages, timeout_ms, retries, time.monotonic() + timeout_ms / 1_000)
+        return _GrpcSend(self, messages, timeout_ms, retries, time.monotonic() + timeout_ms / 1_000)
 
     def _deliver(self, messages: Sequence[OutgoingMessage], queue: MessageQueue | None, timeout_ms: int) -> SendResult:
         return self._run(self._new_send(messages, queue, timeout_ms))
 
-    def _run(self, send: _Send) -> SendResult:
+    def _run(self, send: _GrpcSend) -> SendResult:
         """Send and wait for the result, with the tries that the settings allow."""
         channels, session = self.context.channels, self.session
         while True:
@@ -420,7 +420,7 @@ class Producer:
             threading.Event().wait(result)
 
     @staticmethod
-    def _connected(send: _Send) -> tuple[Endpoints, Any]:
+    def _connected(send: _GrpcSend) -> tuple[Endpoints, Any]:
         try:
             return send.prepare()
         except _UNANSWERED as exc:

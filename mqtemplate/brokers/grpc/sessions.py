@@ -39,8 +39,8 @@ _PYTHON = 6  # Language.PYTHON
 
 
 @dataclass(frozen=True, slots=True)
-class ClientContext:
-    """What the parts of one client share.
+class ProxyContext:
+    """Settings and connections that the parts of one client share.
 
     Attributes:
         own_id: Client id of requests that belong to no session of their own, such as those for routes.
@@ -100,7 +100,8 @@ class _Telemetry:
             raise failure
 
     def send(self, command: Any) -> None:
-        self._requests.put(command)
+        if not self._closed.is_set():
+            self._requests.put(command)
 
     def close(self) -> None:
         self._closed.set()
@@ -185,7 +186,7 @@ class ClientSession:
 
     def __init__(
         self,
-        context: ClientContext,
+        context: ProxyContext,
         kind: ClientType,
         title: str,
         fill: Callable[[Any], None],
@@ -361,7 +362,7 @@ class Route:
 class Routes:
     """Routes of topics, as the proxy answered last."""
 
-    def __init__(self, context: ClientContext) -> None:
+    def __init__(self, context: ProxyContext) -> None:
         self._context = context
         self._routes: dict[str, Route] = {}
 
@@ -378,11 +379,11 @@ class Routes:
         return found
 
     def forget(self, topic: str) -> None:
-        """Ask for the route again when it is needed the next time."""
+        """Request the route again when it is needed the next time."""
         self._routes.pop(topic, None)
 
     def refresh(self) -> None:
-        """Ask for all known routes again. One that cannot be had stays as it is.
+        """Request all known routes again. One that the proxy refuses stays as it is.
 
         Raises:
             RemoteConnectError, RemoteTimeoutError: The proxy does not answer.
