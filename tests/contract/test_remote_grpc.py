@@ -6,15 +6,24 @@ broker under test.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mqtemplate import MQApplication, RetryLater, RocketMQTemplate, message_listener
 from mqtemplate.broker import Broker, ConsumerSpec, MessageReader
 from mqtemplate.brokers import GrpcBroker, GrpcSettings, RemoteBroker, RemoteSettings
 from mqtemplate.brokers.grpc.member import GrpcGroups, PopMember
-from mqtemplate.message import MessageQueue
+from mqtemplate.errors import BrokerError, RemoteConnectError
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property
+from mqtemplate.pending import ScheduleChangeStatus
+from mqtemplate.remoting.identity import ClientTls, Credentials
+from mqtemplate.results import SendStatus
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing.contract import (
     BrokerUnderTest,
     DelayContract,
@@ -25,7 +34,14 @@ from mqtemplate.testing.contract import (
     TransactionContract,
 )
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
-from tests.conformance.grpc_clients.servers import Administrator, GrpcServer, local_proxy
+from tests.conformance.grpc_clients.servers import (
+    ROOT_ACCOUNT,
+    Administrator,
+    GrpcServer,
+    guarded_proxy,
+    local_proxy,
+)
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.conformance
 
@@ -113,6 +129,12 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
         yield server
 
 
+@contextmanager
+def connected(proxy: GrpcServer, folder: Path, topics: Sequence[str] = ()) -> Iterator[AdministeredBroker]:
+    with AdministeredBroker(proxy, folder, topics) as broker:
+        yield broker
+
+
 class TestRocketMQsProxy(
     SendContract,
     DelayContract,
@@ -152,3 +174,121 @@ class TestRocketMQsProxy(
             yield under_test
         finally:
             under_test.broker.close()
+
+
+# --- beyond the contract --------------------------------------------------------------------------
+
+
+def test_a_level_becomes_a_time_that_can_be_recalled(proxy: GrpcServer, tmp_path: Path) -> None:
+    with connected(proxy, tmp_path) as broker:
+        topic, before_ms = _topic(broker), broker.clock.now_ms()
+        kept = broker.sends.send(Message(topic, b"kept", {Property.DELAY: "1"}))
+        recalled = broker.sends.send(Message(topic, b"recalled", {Property.DELAY: "3"}))
+
+        assert broker.delayed.cancel(recalled.handle).status is ScheduleChangeStatus.CANCELLED
+        member = broker.groups.subscribe(ConsumerSpec(group=f"g-{topic}", subscriptions={topic: TagSelector("*")}))
+        [message] = _take(member, 1)
+
+        assert (message.body, message.msg_id) == (b"kept", kept.msg_id)
+        assert message.store_timestamp >= before_ms + 1_000 - EARLY_MS
+        assert broker.delayed.cancel(recalled.handle).status is ScheduleChangeStatus.CANCELLED
+
+
+def test_messages_of_one_hash_key_stay_in_order(proxy: GrpcServer, tmp_path: Path) -> None:
+    with connected(proxy, tmp_path) as broker:
+        topic = _topic(broker)
+        for number in range(20):
+            broker.sends.send(Message(topic, b"%d" % number, {Property.SHARDING_KEY: "customer-7"}))
+        member = broker.groups.subscribe(ConsumerSpec(group=f"g-{topic}", subscriptions={topic: TagSelector("*")}))
+
+        messages = _take(member, 20)
+
+        assert [int(message.body) for message in messages] == list(range(20))
+        assert len({message.queue_id for message in messages}) == 1
+
+
+def test_an_application_runs_over_grpc_as_it_is(proxy: GrpcServer, tmp_path: Path) -> None:
+    """Listeners with retries, dead letters and delays, and ``receive``. The settings differ in one key."""
+    with connected(proxy, tmp_path) as broker, Administrator(proxy) as administrator:
+        topic = _topic(broker)
+        billing, readers = f"billing-{topic}", f"readers-{topic}"
+        for group in (billing, readers):
+            administrator.create_group(group)
+        handled: list[tuple[str, int]] = []
+
+        @message_listener(topic=topic, consumer_group=billing, selector_expression="paid", max_reconsume_times=1)
+        def bill(order: str, message: MessageExt) -> None:
+            handled.append((order, message.reconsume_times))
+            if order == "poison" or (order == "hard" and message.reconsume_times == 0):
+                raise RetryLater(delay="1s")
+
+        settings = {
+            "rocketmq.endpoints": proxy.endpoint,
+            "rocketmq.simple-consumer.consumer-group": readers,
+            "rocketmq.simple-consumer.topic": topic,
+        }
+        with MQApplication(bill, settings=settings, environment={}) as app:
+            template = app.get(RocketMQTemplate)
+            for order in ("good", "hard", "poison"):
+                template.sync_send(f"{topic}:paid", order)
+            template.sync_send(f"{topic}:open", "open")
+            eventually(lambda: len(handled) >= 5, "all orders are handled", timeout_s=60)
+            received = []
+
+            def has_all() -> bool:
+                received.extend(template.receive(str, timeout=1_000))
+                return len(received) >= 4
+
+            eventually(has_all, "all orders are received", timeout_s=60)
+
+        dead = broker.queues(f"{DLQ_TOPIC_PREFIX}{billing}")
+        eventually(lambda: sum(map(broker.reader.max_offset, dead)) == 1, "the poison is with the dead letters")
+        assert sorted(handled) == [("good", 0), ("hard", 0), ("hard", 1), ("poison", 0), ("poison", 1)]
+        assert sorted(received) == ["good", "hard", "open", "poison"]
+
+
+@pytest.mark.parametrize("kind", ["authority", "insecure"])
+def test_a_client_speaks_tls(proxy: GrpcServer, tmp_path: Path, kind: str) -> None:
+    tls = ClientTls(trust_cert_path=str(proxy.authority)) if kind == "authority" else ClientTls(insecure=True)
+    with connected(proxy, tmp_path) as administered:
+        topic = _topic(administered)
+
+        with GrpcBroker(GrpcSettings(endpoints=proxy.endpoint, tls=tls, request_timeout_ms=20_000)) as broker:
+            assert broker.sends.send(Message(topic, b"over TLS"), timeout_ms=20_000).send_status is SendStatus.SEND_OK
+
+
+def test_a_server_of_an_unknown_authority_is_refused(proxy: GrpcServer) -> None:
+    broker = GrpcBroker(GrpcSettings(endpoints=proxy.endpoint, tls=ClientTls()))
+
+    with pytest.raises(RemoteConnectError, match=r"no connection: .*CERTIFICATE_VERIFY_FAILED"):
+        broker.start()
+
+
+def test_a_client_without_an_account_is_refused(tmp_path: Path) -> None:
+    """With one it sends; the wrong secret is named as one thing to check."""
+    with guarded_proxy(tmp_path) as server, Administrator(server) as administrator:
+        administrator.create_topic("orders", queues=1)
+        settings = GrpcSettings(endpoints=server.endpoint, request_timeout_ms=20_000, credentials=ROOT_ACCOUNT)
+
+        with GrpcBroker(settings) as broker:
+            assert broker.sends.send(Message("orders", b"x"), timeout_ms=20_000).send_status is SendStatus.SEND_OK
+        wrong = replace(settings, credentials=Credentials(access_key=ROOT_ACCOUNT.access_key, secret_key="wrong"))
+        with pytest.raises(BrokerError, match="check access-key and secret-key"), GrpcBroker(wrong) as broker:
+            broker.sends.send(Message("orders", b"x"))
+
+
+def _topic(broker: AdministeredBroker) -> str:
+    topic = f"orders-{uuid.uuid4().hex[:8]}"
+    broker.create_topic(topic)
+    return topic
+
+
+def _take(member: PopMember, count: int) -> list[MessageExt]:
+    found: list[MessageExt] = []
+
+    def has_all() -> bool:
+        found.extend(member.poll(32, 100))
+        return len(found) >= count
+
+    eventually(has_all, f"{count} messages", timeout_s=60)
+    return found

@@ -1,4 +1,4 @@
-"""What a client sends: messages, batches and half messages, with their retries.
+"""The producer: messages, batches and half messages, with their retries.
 
 Source: RocketMQ ``client-java: ProducerImpl``.
 """
