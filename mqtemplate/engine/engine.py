@@ -17,6 +17,8 @@ from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.figures import FiguresRing
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.pop.journal import PopJournal
+from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
 from mqtemplate.engine.retention import Retention
@@ -75,6 +77,7 @@ class Engine:
         reader: Reads messages.
         groups: Consumer groups.
         transactions: Half messages and transaction checks.
+        pop: Messages that are delivered and acknowledged one by one.
         delayed: Delayed messages.
         requests: Requests of this process, and replies.
         queues: Reads messages by queue offset.
@@ -119,10 +122,7 @@ class Engine:
         self.topics = TopicTable(self._store_files, clock)
         local_groups = LocalGroups()
         self.routes = TopicRoutes(
-            self.topics,
-            name,
-            settings.default_topic_queue_nums,
-            local_groups.rebalance,
+            *(self.topics, name, settings.default_topic_queue_nums, local_groups.rebalance),
             auto_create=settings.auto_create_topic_enable,
         )
         self.queues = QueueReader(store, name, max_body_bytes)
@@ -136,16 +136,26 @@ class Engine:
         self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
-        self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
+        self.pop = pop = self._create_pop()
+        self.groups = Groups(
+            store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
+        )
         self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
         self._figures = FiguresRing(store, self.offsets, self.delayed)
         self.requests = LocalRequests(
             UnansweredRequests("broker.requests", clock, store.metrics),
-            name,
-            host,
-            clock,
+            *(name, host, clock),
             lambda message, queue: self.sends.send_async([message], queue),
             lifecycle.check,
+        )
+
+    def _create_pop(self) -> PopService:
+        return PopService(
+            *(self.store, self.topics, self.offsets, self.queues, self.name),
+            *(self.sends.store_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
+            max_in_flight=self.settings.pop_in_flight_max,
+            max_held=self.settings.max_held_pops,
+            check_open=self.lifecycle.check,
         )
 
     def _capabilities(self) -> frozenset[Capability]:
@@ -213,11 +223,13 @@ class Engine:
         self.lifecycle.begin()
         was_clean = not self._store_files.was_left_open()
         self._use(self._changed_levels.in_force())  # before the recovery, which computes deliver times
-        self.store.load([*self.delayed.followers, self.sequences], self.delayed.control)
+        kept = self.pop.journal.kept(self.delayed.control)
+        self.store.load([*self.delayed.followers, self.sequences], kept)
         try:
             self._load_tables()
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
+            self.pop.load()
         except BaseException:
             self.delayed.timers.close()
             self.store.release()
@@ -243,9 +255,10 @@ class Engine:
         return {
             "mqtemplate-delay": self.delayed.services(),
             _FLUSH_THREAD: [self.store.flush_service],
-            "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
+            "mqtemplate-store": [*self.store.services(), self.groups.committed.service, self.pop.journal.snapshots],
             "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
+            "mqtemplate-pop": self.pop.services(),
         }
 
     def _figures_service(self) -> list[Service]:
@@ -269,6 +282,7 @@ class Engine:
         if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
         self.retention.close()
+        self.pop.end_holds()
         self.groups.local.close()
         self.transactions.local_checkers.close()
         for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush
@@ -280,7 +294,8 @@ class Engine:
             stack.callback(self.delayed.timers.close)
             stack.callback(self.store.close)
             stack.callback(self._figures.close)
-            self.groups.committed.persist()
+            stack.callback(self.groups.committed.persist)
+            self.pop.journal.save()
         _log.debug("broker.stopped", broker=self.name)
 
     # --- remote clients ------------------------------------------------------------------------

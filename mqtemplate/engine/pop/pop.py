@@ -1,0 +1,476 @@
+"""The service of POP: deliveries, acknowledgements, changes of the invisible time, and pops that wait for messages.
+
+A group has no assignment of queues: each pop takes messages from any queue, and each message is acknowledged by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, PopTarget, Reviver, StoreDeadLetter
+from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
+from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
+from mqtemplate.engine.pop.pop_queue import AckResult, Delivery
+from mqtemplate.engine.pop.progress import PopProgress, QueueKey, QueueSpans, TrackedQueue
+from mqtemplate.engine.pop.receipt_handle import (
+    NORMAL_TOPIC,
+    RETRY_V1,
+    RETRY_V2,
+    ReceiptHandle,
+    retry_topic_v1,
+    retry_topic_v2,
+)
+from mqtemplate.engine.pop.requests import PopInFlight, PoppedMessage, PopRequest, PopResult, RecordReader, bounded
+from mqtemplate.errors import DestinationError
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.message import MessageQueue
+from mqtemplate.services import Service, wall_time
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import ConsumerOffsets, TopicTable
+from mqtemplate.topics import check_topic
+
+__all__ = [
+    "HeldPop",
+    "PopInFlight",
+    "PopRequest",
+    "PopResult",
+    "PopService",
+    "PoppedMessage",
+    "ReceiptHandle",
+    "WhenDurable",
+]
+
+_log = get_logger("mqtemplate.broker")
+
+_RETRY_FIRST = 0.2
+"""Share of pops that read the retry topic before the queues. Source: ``BrokerConfig.popFromRetryProbability``."""
+_SESSION_ENDED_MS = 1_000
+_RESTORED_SESSION_MS = 120_000
+"""Time that a session of an earlier run has to use the broker again: the expiry of clients."""
+
+
+class PopService:
+    """POP for all groups. A `Service`: its step ends expired deliveries, and serves pops that wait.
+
+    - A message is delivered to one client of its group at a time, until it is acknowledged, or its invisible time is
+      over. Then it is copied to the retry topic of group and topic; an ordered one is delivered again from its queue.
+    - Nothing is lost: a message is done only when it was acknowledged, was not selected, has a copy, or was deleted.
+    - The committed offset of a group is the first one that is not done.
+
+    All methods may be called by any thread. No lock is held while functions of others run.
+
+    Args:
+        dead_letter: Stores dead letters.
+        create_topic: Creates a topic with a number of queues, unless it exists.
+        max_in_flight: Most unacknowledged deliveries of a group in one queue; then it delivers no more from there.
+        max_held: Most pops that wait.
+        check_open: Raises an error if the broker is not open.
+
+    Attributes:
+        journal: Writes all changes to the log.
+    """
+
+    name = "broker.pop"
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: TopicTable,
+        offsets: ConsumerOffsets,
+        spans: QueueSpans,
+        broker_name: str,
+        dead_letter: StoreDeadLetter,
+        create_topic: Callable[[str, int], None],
+        journal: PopJournal,
+        *,
+        max_in_flight: int,
+        max_held: int,
+        check_open: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._topics = topics
+        self._spans = spans
+        self._broker_name = broker_name
+        self._dead_letter = dead_letter
+        self._max_in_flight = max_in_flight
+        self._check_open = check_open
+        self._random = random.Random(0) if store.clock.is_virtual else random.Random()
+        log = LimitedLog(_log, store.clock.steady_ms)
+        self.journal = journal
+        self._progress = PopProgress(offsets, spans, broker_name, journal.note)
+        self._reader = RecordReader(store, log)
+        self._holds = HeldPops(store, max_held)
+        self._deliverer = Deliverer(store, self._progress, self._reader, spans, broker_name, max_in_flight)
+        self._reviver = Reviver(store, self._progress, self._reader, self._holds, create_topic, dead_letter, log)
+        self._sessions: dict[str, set[TrackedQueue]] = {}
+        self._restored_sessions: set[str] = set()
+        self._read_counts: tuple[object, dict[str, int]] = (None, {})
+        metrics = store.metrics
+        self._popped = metrics.counter("pop.popped")
+        self._acked = metrics.counter("pop.acked")
+        metrics.gauge("pop.in_flight", lambda: sum(len(tracked.state.in_flight) for tracked in self._progress))
+        metrics.gauge("pop.held", lambda: len(self._holds))
+
+    def load(self) -> None:
+        """Restore the progress of an earlier run, after the store was loaded.
+
+        The sessions of that run have some time to continue: see `keep_session`.
+        """
+        self.journal.load(self._progress)
+        last_ms = self._clock.now_ms() + _RESTORED_SESSION_MS
+        for tracked in self._progress:
+            for delivery in tracked.state.in_flight.values():
+                if delivery.session:
+                    self._sessions.setdefault(delivery.session, set()).add(tracked)
+            self._progress.settle(tracked)
+        self._restored_sessions = set(self._sessions)
+        for session in self._restored_sessions:
+            self._change_session(session, lambda each: each._replace(visible_ms=min(each.visible_ms, last_ms)))
+
+    # --- pop -----------------------------------------------------------------------------------
+
+    def pop(self, request: PopRequest) -> PopResult:
+        """Deliver messages that are there now.
+
+        Raises:
+            DestinationError: The topic does not exist, or has no such queue.
+        """
+        return self._pop(request)[0]
+
+    def _pop(self, request: PopRequest) -> tuple[PopResult, bool]:
+        """Return the result, and True if another pop may find messages at once."""
+        self._check_open()
+        targets = self._targets(request)
+        popped: list[PoppedMessage] = []
+        busy: list[tuple[TrackedQueue, PopTarget]] = []
+        if self._restored_sessions:
+            self.keep_session(request.session)
+        is_cut = False
+        for target in targets:
+            if len(popped) >= request.max_count:
+                break
+            tracked = self._track(request, target)
+            if request.session:
+                self._sessions.setdefault(bounded(request.session), set()).add(tracked)
+            if tracked.lock.acquire(blocking=False):
+                try:
+                    is_cut |= self._deliverer.deliver(tracked, request, target, popped)
+                finally:
+                    tracked.lock.release()
+            else:
+                busy.append((tracked, target))
+        for tracked, target in busy if not popped else ():
+            with tracked.lock:
+                is_cut |= self._deliverer.deliver(tracked, request, target, popped)
+        self._popped.add(len(popped))
+        return PopResult(popped, self._rest(request.group, targets)), is_cut
+
+    def _targets(self, request: PopRequest) -> list[PopTarget]:
+        """Return the queues in the order of this pop: from a random one on, and the retry topics first or last."""
+        topic, group, count = request.topic, request.group, self._read_count(request.topic)
+        if count == 0:
+            raise DestinationError(f"topic {topic!r} does not exist; create it, or send a message to it first")
+        if request.queue_id >= count:
+            raise DestinationError(f"topic {topic!r} has queues 0..{count - 1}, got {request.queue_id}")
+        if request.queue_id >= 0:
+            queues = [PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
+        else:
+            start = self._random.randrange(count)
+            queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
+        if request.is_ordered:
+            return queues
+        names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
+        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
+        return [*retries, *queues] if self._random.random() < _RETRY_FIRST else [*queues, *retries]
+
+    def _read_count(self, topic: str) -> int:
+        state, counts = self._read_counts
+        if state is not self._topics.state:
+            state, counts = self._read_counts = (self._topics.state, {})
+        count = counts.get(topic)
+        if count is None:
+            config = self._topics.config(topic)
+            count = counts[topic] = 0 if config is None else int(config.get("readQueueNums", 0))
+        return count
+
+    def _track(self, request: PopRequest, target: PopTarget) -> TrackedQueue:
+        key = QueueKey(request.group, target.topic, target.queue_id)
+        tracked = self._progress.find(key)
+        if tracked is None:
+            check_topic(retry_topic_v1(request.topic, request.group))  # it must be a legal name when it is needed
+            tracked = self._progress.track(key, from_last=request.from_last)
+        return tracked
+
+    def _rest(self, group: str, targets: Sequence[PopTarget]) -> int:
+        rest = 0
+        for target in targets:
+            tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
+            if tracked is not None:
+                rest += self._spans.max_offset(tracked.queue) - tracked.state.next + len(tracked.state.waiting)
+        return rest
+
+    # --- pops that wait ------------------------------------------------------------------------
+
+    def hold(self, request: PopRequest, wait_ms: int, on_result: Callable[[PopResult], None]) -> HeldPop:
+        """Deliver messages as soon as there are some.
+
+        Args:
+            wait_ms: Time after which the result is empty.
+            on_result: Called once, unless the pop is cancelled: in this thread if there is a result at once, else in
+                the thread that steps this service. It may be called before this method returns.
+
+        Raises:
+            DestinationError: See `pop`.
+        """
+        held = HeldPop(self._holds, request, self._clock.steady_ms() + wait_ms, on_result)
+        arrivals = self._holds.watch(held.key)
+        result, has_more = self._pop(request)
+        if not result.messages and wait_ms > 0:
+            if self._holds.add(held, -1 if has_more else arrivals):
+                return held
+            result = PopResult((), result.rest, is_full=True)
+        self._finish(held, result)
+        return held
+
+    def _finish(self, held: HeldPop, result: PopResult) -> None:
+        """Pass a result to its pop. If that was cancelled meanwhile, the messages are put back."""
+        callback = self._holds.end(held)
+        if callback is not None:
+            try:
+                callback(result)
+            except Exception:  # of the caller of `hold`: other pops get their results
+                _log.exception("pop.callback_failed", group=held.key.group, topic=held.key.topic)
+            return
+        for message in result.messages:
+            handle = message.handle
+            key = QueueKey(held.key.group, message.record.topic, handle.queue_id)
+            tracked = self._progress.find(key)
+            if tracked is not None:
+                with tracked.lock:
+                    delivery = tracked.state.in_flight.get(handle.queue_offset)
+                    if delivery is not None and delivery.pop_ms == handle.pop_ms:
+                        tracked.state.wait_again(handle.queue_offset, counts=False)
+                        self._progress.settle(tracked)
+        if result.messages:
+            self._holds.changed(held.key)
+
+    def _serve(self, key: HoldKey) -> None:
+        """Pop for the pops of a key, in turn, until there are no more messages."""
+        for held in self._holds.waiting(key):
+            try:
+                result, has_more = self._pop(held.request)
+            except DestinationError as exc:  # the topic was deleted
+                _log.debug("pop.hold_ended", group=key.group, topic=key.topic, reason=str(exc))
+                self._finish(held, PopResult(()))
+                continue
+            if result.messages:
+                self._finish(held, result)
+            elif has_more:
+                self._holds.changed(key)
+                return
+            elif held.request.queue_id < 0:
+                return
+
+    # --- acknowledgements ----------------------------------------------------------------------
+
+    def ack(self, group: str, topic: str, handle: ReceiptHandle, when_durable: WhenDurable) -> bool:
+        """Acknowledge a message: it is not delivered to the group again.
+
+        Args:
+            topic: The topic of the pop.
+            when_durable: Called when the acknowledgement survives a crash; at once with ``ASYNC_FLUSH``.
+
+        Returns:
+            False if there is a newer delivery of the message: nothing has changed.
+        """
+        self._check_open()
+        tracked = self._of_handle(group, topic, handle)
+        if tracked is None:
+            return False
+        with tracked.lock:
+            state = tracked.state
+            result = state.ack(handle.queue_offset, handle.pop_ms)
+            if result is AckResult.UNKNOWN and self._is_credible(tracked, handle):
+                state.ack_ahead(handle.queue_offset)
+                result = AckResult.DONE
+            self._progress.settle(tracked)
+        if result not in (AckResult.DONE, AckResult.REPEATED):
+            return False
+        if result is AckResult.DONE:
+            self._acked.add()
+            if handle.is_ordered:
+                self._holds.changed(HoldKey(group, topic))
+        self.journal.confirm(when_durable)
+        return True
+
+    def _of_handle(self, group: str, topic: str, handle: ReceiptHandle) -> TrackedQueue | None:
+        """Return the queue of a handle; None if there is none."""
+        key = QueueKey(group, handle.real_topic(topic, group), handle.queue_id)
+        tracked = self._progress.find(key)
+        if tracked is None and self._progress.has_offset(key):
+            tracked = self._progress.track(key, from_last=True)
+        return tracked
+
+    def _is_credible(self, tracked: TrackedQueue, handle: ReceiptHandle) -> bool:
+        """Return True if a handle can be of a delivery that a crash has lost."""
+        if handle.expires_ms <= self._clock.now_ms() or len(tracked.state.acked_ahead) >= self._max_in_flight:
+            return False
+        units = self._store.consume_queue(tracked.key.topic, tracked.key.queue_id).unit_tuples(handle.queue_offset, 1)
+        return bool(units) and handle.physical_offset in (None, units[0][0])
+
+    def change_invisible(
+        self,
+        group: str,
+        topic: str,
+        handle: ReceiptHandle,
+        invisible_ms: int,
+        when_durable: WhenDurable,
+        *,
+        counts: bool = True,
+    ) -> ReceiptHandle | None:
+        """Deliver a message again after *invisible_ms* from now. No session renews it any more.
+
+        Args:
+            counts: False: this delivery is no attempt.
+
+        Returns:
+            The handle of the changed delivery, which replaces the other one; None if there is a newer delivery, or
+            none.
+        """
+        self._check_open()
+        tracked = self._of_handle(group, topic, handle)
+        if tracked is None:
+            return None
+        now_ms = self._clock.now_ms()
+        pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
+        with tracked.lock:
+            changed = tracked.state.change(
+                handle.queue_offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts)
+            )
+            self._progress.settle(tracked)
+        if changed is None:
+            return None
+        self.journal.confirm(when_durable)
+        return handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
+
+    def dead_letter(self, group: str, topic: str, handle: ReceiptHandle, when_durable: WhenDurable) -> bool:
+        """Copy a message to the dead-letter topic of the group, and acknowledge it.
+
+        Returns:
+            False if there is a newer delivery of the message, or the message was deleted.
+
+        Raises:
+            MessageError: The copy is not a valid message.
+            StoreError: The copy was not stored; the delivery stays.
+        """
+        self._check_open()
+        tracked = self._of_handle(group, topic, handle)
+        if tracked is None:
+            return False
+        with tracked.lock:
+            state, offset = tracked.state, handle.queue_offset
+            found = state.in_flight.get(offset) or state.waiting.get(offset)
+            if found is None or found.pop_ms != handle.pop_ms:
+                return found is None and offset < state.next
+            record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
+            copy = None if record is None else self._dead_letter(record, group)
+            state.done([offset])
+            self._progress.settle(tracked)
+        if copy is not None:
+            self._store.confirm_async(copy.end, copy.topics)
+        if handle.is_ordered:
+            self._holds.changed(HoldKey(group, topic))
+        self.journal.confirm(when_durable)
+        return True
+
+    # --- sessions ------------------------------------------------------------------------------
+
+    def end_session(self, session: str) -> None:
+        """Deliver the messages again in a second that a session renews, since its client is gone."""
+        session = bounded(session)
+        visible_ms = self._clock.now_ms() + _SESSION_ENDED_MS
+        self._restored_sessions.discard(session)
+        self._change_session(session, lambda each: each._replace(visible_ms=visible_ms, session=""))
+        self._sessions.pop(session, None)
+
+    def keep_session(self, session: str) -> None:
+        """Renew the deliveries of a session from before a restart, since its client is here again.
+
+        A pop of the session does that too. Other sessions need no call.
+        """
+        session = bounded(session)
+        if session in self._restored_sessions:
+            self._restored_sessions.discard(session)
+            self._change_session(session, lambda each: each._replace(visible_ms=each.pop_ms + MAX_RENEWED_MS))
+
+    def _change_session(self, session: str, change: Callable[[Delivery], Delivery]) -> None:
+        for tracked in list(self._sessions.get(session, ())):
+            with tracked.lock:
+                state = tracked.state
+                for queue_offset, delivery in list(state.in_flight.items()):
+                    if delivery.session == session:
+                        state.change(queue_offset, delivery.pop_ms, change(delivery))
+                self._progress.settle(tracked)
+
+    # --- administration ------------------------------------------------------------------------
+
+    def in_flight(self, group: str, topic: str | None = None) -> list[PopInFlight]:
+        """Return the progress of a group in each queue that it has read; in its retry topics, too.
+
+        Args:
+            topic: Only in this topic and its retry topics.
+        """
+        wanted = None if topic is None else {topic, retry_topic_v1(topic, group), retry_topic_v2(topic, group)}
+        found = []
+        for tracked in self._progress:
+            if tracked.key.group == group and (wanted is None or tracked.key.topic in wanted):
+                with tracked.lock:
+                    state = tracked.state
+                    oldest_ms = min((each.pop_ms for each in state.in_flight.values()), default=None)
+                    count = len(state.in_flight)
+                    found.append(PopInFlight(tracked.queue, state.base, state.next, count, state.expired, oldest_ms))
+        return sorted(found, key=lambda each: each.queue)
+
+    def forget_group(self, group: str) -> None:
+        """Forget the deliveries of a group that is deleted."""
+        self._progress.forget(lambda key: key.group == group)
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget the deliveries of a topic that is deleted, and of its retry topics."""
+        kinds = (retry_topic_v1, retry_topic_v2)
+        self._progress.forget(lambda key: key.topic == topic or key.topic in [kind(topic, key.group) for kind in kinds])
+
+    def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Let a group continue at *queue_offset*, and forget its deliveries of this queue."""
+        tracked = self._progress.find(QueueKey(group, queue.topic, queue.queue_id))
+        if tracked is None:
+            return
+        with tracked.lock:
+            self._progress.reset(tracked, queue_offset)
+        self._holds.changed(HoldKey(group, queue.topic))
+
+    # --- service -------------------------------------------------------------------------------
+
+    def services(self) -> list[Service]:
+        """Return the services that the owner has to step; see also `PopJournal.snapshots`."""
+        return [self.journal, self]
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        self._progress.on_wake(wake)
+        self._holds.on_wake(wake)
+
+    def step(self) -> int | None:
+        due_ms = self._reviver.step()
+        for key in self._holds.take_ready():
+            self._serve(key)
+        for held in self._holds.take_timed_out(self._clock.steady_ms()):
+            self._finish(held, PopResult(()))
+        deadline_ms = wall_time(self._clock, self._holds.next_deadline_ms())
+        return min((each for each in (due_ms, deadline_ms) if each is not None), default=None)
+
+    def end_holds(self) -> None:
+        """End the pops that wait, with an empty result."""
+        for held in self._holds.all():
+            self._finish(held, PopResult(()))
