@@ -47,6 +47,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.delay": 4,
     "mqtemplate.remoting": 4,
     "mqtemplate.engine": 5,
+    "mqtemplate.http2": 5,
     "mqtemplate.brokers": 6,
     "mqtemplate.server": 6,
     "mqtemplate.calls": 7,
@@ -119,7 +120,8 @@ LOADED_BY_NAME = {
 }
 
 MAX_LINES_OF_FUNCTION = 60
-MAX_ONE_IMPORTER = 60
+
+MAX_ONE_IMPORTER = 62
 MAX_PASS_THROUGH = 59
 MAX_IMPORT_CHAIN = 26
 
