@@ -1,4 +1,4 @@
-"""The broker contract over gRPC, with Apache RocketMQ 5.5.0 and its proxy in LOCAL mode.
+"""The broker contract over gRPC: with our own server, and with Apache RocketMQ 5.5.0 and its proxy in LOCAL mode.
 
 The protocol creates no topics and groups, and reads no queues. The tests do that with the remoting protocol, beside the
 broker under test.
@@ -16,7 +16,14 @@ import pytest
 
 from mqtemplate import MQApplication, RetryLater, RocketMQTemplate, message_listener
 from mqtemplate.broker import Broker, ConsumerSpec, MessageReader
-from mqtemplate.brokers import GrpcBroker, GrpcSettings, RemoteBroker, RemoteSettings
+from mqtemplate.brokers import (
+    EmbeddedBroker,
+    EmbeddedSettings,
+    GrpcBroker,
+    GrpcSettings,
+    RemoteBroker,
+    RemoteSettings,
+)
 from mqtemplate.brokers.grpc.member import GrpcGroups, PopMember
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
@@ -24,6 +31,7 @@ from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.remoting.identity import ClientTls, Credentials
 from mqtemplate.results import SendStatus
 from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing.contract import (
     BrokerUnderTest,
     DelayContract,
@@ -41,9 +49,8 @@ from tests.conformance.grpc_clients.servers import (
     guarded_proxy,
     local_proxy,
 )
+from tests.contract.test_remote_server import free_address
 from tests.waiting import eventually
-
-pytestmark = pytest.mark.conformance
 
 LONGEST_DELAY_MS = 86_400_000
 EARLY_MS = 1_000
@@ -122,6 +129,35 @@ class _CreatedGroups:
         return self._groups.subscribe(spec)
 
 
+@contextmanager
+def our_server(folder: Path) -> Iterator[GrpcServer]:
+    """A server of this project in this process, with both protocols."""
+    remoting, grpc = free_address(), free_address()
+    engine = EmbeddedBroker(
+        folder / "store",
+        EmbeddedSettings(
+            listen_host=remoting,
+            mapped_file_size_commit_log=16 * 1024 * 1024,
+            mapped_file_size_consume_queue=20_000,
+            timer_max_delay_sec=LONGEST_DELAY_MS // 1_000,
+            transaction_timeout_ms=1_000,
+            transaction_check_interval_ms=1_000,
+        ),
+    )
+    cluster = LocalCluster(engine, BrokerServerSettings(listen=remoting, grpc_listen=grpc))
+    cluster.start()
+    try:
+        yield GrpcServer(str(grpc), str(remoting))
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
+    with our_server(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
     options = {"enableMixedMessageType": "true", "timerFlushIntervalMs": 10_000}
@@ -135,7 +171,7 @@ def connected(proxy: GrpcServer, folder: Path, topics: Sequence[str] = ()) -> It
         yield broker
 
 
-class TestRocketMQsProxy(
+class _OverGrpc(
     SendContract,
     DelayContract,
     ScheduleChangeContract,
@@ -143,20 +179,27 @@ class TestRocketMQsProxy(
     TransactionContract,
     ReceiveContract,
 ):
+    """The parts of the contract that the protocol can do. A subclass has the fixture ``server``."""
+
+    @pytest.fixture
+    def early_ms(self) -> int:
+        """Longest time by which a timer of the broker may be early."""
+        return 0
+
     @pytest.fixture
     def under_test(
-        self, request: pytest.FixtureRequest, proxy: GrpcServer, tmp_path: Path
+        self, request: pytest.FixtureRequest, server: GrpcServer, early_ms: int, tmp_path: Path
     ) -> Iterator[BrokerUnderTest]:
         if reason := NOT_OVER_GRPC.get(request.function.__name__):
             pytest.skip(reason)
 
         def connect(topics: Sequence[str] = ()) -> Broker:
-            broker = AdministeredBroker(proxy, tmp_path, topics)
+            broker = AdministeredBroker(server, tmp_path, topics)
             broker.start()
             return broker
 
         def restart() -> Broker:
-            """Restart the application; the proxy keeps running."""
+            """Restart the application; the server keeps running."""
             before = under_test.broker
             assert isinstance(before, AdministeredBroker)
             before.close()
@@ -166,7 +209,7 @@ class TestRocketMQsProxy(
             connect(),
             restart=restart,
             timeout_ms=40_000,
-            early_ms=EARLY_MS,
+            early_ms=early_ms,
             longest_delay_ms=LONGEST_DELAY_MS,
             checks_within_ms=20_000,
         )
@@ -176,9 +219,27 @@ class TestRocketMQsProxy(
             under_test.broker.close()
 
 
+class TestOurServer(_OverGrpc):
+    @pytest.fixture
+    def server(self, ours: GrpcServer) -> GrpcServer:
+        return ours
+
+
+@pytest.mark.conformance
+class TestRocketMQsProxy(_OverGrpc):
+    @pytest.fixture
+    def server(self, proxy: GrpcServer) -> GrpcServer:
+        return proxy
+
+    @pytest.fixture
+    def early_ms(self) -> int:
+        return EARLY_MS
+
+
 # --- beyond the contract --------------------------------------------------------------------------
 
 
+@pytest.mark.conformance
 def test_a_level_becomes_a_time_that_can_be_recalled(proxy: GrpcServer, tmp_path: Path) -> None:
     with connected(proxy, tmp_path) as broker:
         topic, before_ms = _topic(broker), broker.clock.now_ms()
@@ -194,6 +255,7 @@ def test_a_level_becomes_a_time_that_can_be_recalled(proxy: GrpcServer, tmp_path
         assert broker.delayed.cancel(recalled.handle).status is ScheduleChangeStatus.CANCELLED
 
 
+@pytest.mark.conformance
 def test_messages_of_one_hash_key_stay_in_order(proxy: GrpcServer, tmp_path: Path) -> None:
     with connected(proxy, tmp_path) as broker:
         topic = _topic(broker)
@@ -207,8 +269,13 @@ def test_messages_of_one_hash_key_stay_in_order(proxy: GrpcServer, tmp_path: Pat
         assert len({message.queue_id for message in messages}) == 1
 
 
-def test_an_application_runs_over_grpc_as_it_is(proxy: GrpcServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["PULL", "POP"])
+@pytest.mark.parametrize("server", ["ours", pytest.param("proxy", marks=pytest.mark.conformance)])
+def test_an_application_runs_over_grpc_as_it_is(
+    request: pytest.FixtureRequest, server: str, mode: str, tmp_path: Path
+) -> None:
     """Listeners with retries, dead letters and delays, and ``receive``. The settings differ in one key."""
+    proxy: GrpcServer = request.getfixturevalue(server)
     with connected(proxy, tmp_path) as broker, Administrator(proxy) as administrator:
         topic = _topic(broker)
         billing, readers = f"billing-{topic}", f"readers-{topic}"
@@ -216,7 +283,13 @@ def test_an_application_runs_over_grpc_as_it_is(proxy: GrpcServer, tmp_path: Pat
             administrator.create_group(group)
         handled: list[tuple[str, int]] = []
 
-        @message_listener(topic=topic, consumer_group=billing, selector_expression="paid", max_reconsume_times=1)
+        @message_listener(
+            topic=topic,
+            consumer_group=billing,
+            selector_expression="paid",
+            max_reconsume_times=1,
+            request_mode=mode,
+        )
         def bill(order: str, message: MessageExt) -> None:
             handled.append((order, message.reconsume_times))
             if order == "poison" or (order == "hard" and message.reconsume_times == 0):
@@ -247,6 +320,7 @@ def test_an_application_runs_over_grpc_as_it_is(proxy: GrpcServer, tmp_path: Pat
         assert sorted(received) == ["good", "hard", "open", "poison"]
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("kind", ["authority", "insecure"])
 def test_a_client_speaks_tls(proxy: GrpcServer, tmp_path: Path, kind: str) -> None:
     tls = ClientTls(trust_cert_path=str(proxy.authority)) if kind == "authority" else ClientTls(insecure=True)
@@ -257,6 +331,7 @@ def test_a_client_speaks_tls(proxy: GrpcServer, tmp_path: Path, kind: str) -> No
             assert broker.sends.send(Message(topic, b"over TLS"), timeout_ms=20_000).send_status is SendStatus.SEND_OK
 
 
+@pytest.mark.conformance
 def test_a_server_of_an_unknown_authority_is_refused(proxy: GrpcServer) -> None:
     broker = GrpcBroker(GrpcSettings(endpoints=proxy.endpoint, tls=ClientTls()))
 
@@ -264,6 +339,7 @@ def test_a_server_of_an_unknown_authority_is_refused(proxy: GrpcServer) -> None:
         broker.start()
 
 
+@pytest.mark.conformance
 def test_a_client_without_an_account_is_refused(tmp_path: Path) -> None:
     """With one it sends; the wrong secret is named as one thing to check."""
     with guarded_proxy(tmp_path) as server, Administrator(server) as administrator:

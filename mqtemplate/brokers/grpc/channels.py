@@ -62,6 +62,7 @@ _ADVICE = {
     "mqadmin updateTopic -t TOPIC -a +message.type=...",
     Code.ILLEGAL_DELIVERY_TIME: "the limits are the proxy's maxDelayTimeMills (1 day by default) and the broker's "
     "timerMaxDelaySec (3 days by default)",
+    Code.ILLEGAL_INVISIBLE_TIME: "a proxy takes 10 s to 12 h for received messages, and up to 12 h for a change",
     Code.TOO_MANY_REQUESTS: "it is overloaded; try again later",
     Code.ILLEGAL_FILTER_EXPRESSION: "write the selector in the syntax of the broker, and set enablePropertyFilter=true "
     "there for SQL92",

@@ -101,6 +101,7 @@ def test_a_request_is_signed_over_its_time() -> None:
         (Code.NOT_IMPLEMENTED, UnsupportedError, "50100 NOT_IMPLEMENTED: why"),
         (Code.INVALID_RECEIPT_HANDLE, InvalidReceiptHandleError, "40013 INVALID_RECEIPT_HANDLE: why"),
         (Code.UNAUTHORIZED, BrokerError, "check access-key and secret-key"),
+        (Code.ILLEGAL_INVISIBLE_TIME, BrokerError, "10 s to 12 h"),
         (Code.CONSUMER_GROUP_NOT_FOUND, BrokerError, "mqadmin updateSubGroup"),
     ],
 )
