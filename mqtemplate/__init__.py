@@ -16,6 +16,8 @@ from mqtemplate.exports import load_export
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+    from mqtemplate.brokers.grpc.broker import GrpcBroker
+    from mqtemplate.brokers.grpc.settings import GrpcSettings
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
     from mqtemplate.calls.handling import Delivery
@@ -143,6 +145,8 @@ __all__ = [
     "EmbeddedSettings",
     "RemoteBroker",
     "RemoteSettings",
+    "GrpcBroker",
+    "GrpcSettings",
     "FlushDiskType",
     # time
     "Clock",
@@ -158,7 +162,7 @@ __version__ = "0.1.0"
 _MODULES = {
     # where each public name is defined; it is imported with its first use, since some are expensive
     "broker": ["Broker", "ConsumeFromWhere", "MessageModel"],
-    "brokers": ["EmbeddedBroker", "EmbeddedSettings", "RemoteBroker", "RemoteSettings"],
+    "brokers": ["EmbeddedBroker", "EmbeddedSettings", "GrpcBroker", "GrpcSettings", "RemoteBroker", "RemoteSettings"],
     "clock": ["Clock", "SystemClock", "VirtualClock"],
     "context": [
         "AppSettings",

@@ -97,6 +97,12 @@ FORBIDDEN = {
     "mqtemplate.engine": ["mqtemplate.remoting", "mqtemplate.brokers", "mqtemplate.server"],
     "mqtemplate.brokers.embedded": ["mqtemplate.remoting"],
     "mqtemplate.brokers.remote": ["mqtemplate.store", "mqtemplate.brokers.embedded"],
+    "mqtemplate.brokers.grpc": [
+        "mqtemplate.store",
+        "mqtemplate.engine",
+        "mqtemplate.server",
+        "mqtemplate.brokers.embedded",
+    ],
 }
 
 PUBLIC_PACKAGES = ("mqtemplate.asyncapi", "mqtemplate.outbox")
@@ -114,7 +120,8 @@ LOADED_BY_NAME = {
 }
 
 MAX_LINES_OF_FUNCTION = 60
-MAX_ONE_IMPORTER = 61
+
+MAX_ONE_IMPORTER = 62
 MAX_PASS_THROUGH = 59
 MAX_IMPORT_CHAIN = 26
 

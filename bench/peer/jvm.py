@@ -61,6 +61,7 @@ _PROGRAMS = {
     "spring": Program("spring", ("commands", "spring")),
     "stream": Program("spring-cloud-stream", ("stream",)),
     "proxy": Program("proxy", ("guarded", "proxy")),
+    "grpc": Program("grpc-client", ("guarded", "grpc")),
 }
 
 

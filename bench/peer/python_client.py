@@ -15,7 +15,8 @@ from bench.peer.jvm import PeerError, scratch_home
 CLIENT = "rocketmq-python-client==5.1.2"
 """The newest release on PyPI when this was written. It installs grpcio and protobuf."""
 _ENVIRONMENT = Path(__file__).parents[2] / ".rocketmq/python-client"
-_PYTHON = _ENVIRONMENT / "bin/python"
+PYTHON = _ENVIRONMENT / "bin/python"
+"""Its interpreter."""
 _READY = _ENVIRONMENT / ".ready"
 _PROGRAMS = Path(__file__).with_name("python")
 _FETCH_SECONDS = 600
@@ -29,7 +30,7 @@ def fetch_client() -> str | None:
     print(f"Installing {CLIENT} from PyPI into .rocketmq/python-client, about 70 MB.", flush=True)
     for command in (
         [sys.executable, "-m", "venv", "--clear", str(_ENVIRONMENT)],
-        [str(_PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", CLIENT],
+        [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", CLIENT],
     ):
         try:
             done = subprocess.run(
@@ -53,7 +54,7 @@ def python_program(name: str, *arguments: str) -> Iterator[IO[str]]:
     """
     with scratch_home("python") as home, (home / "errors.out").open("w+") as errors:
         process = subprocess.Popen(
-            [str(_PYTHON), str(_PROGRAMS / f"{name}.py"), *arguments],
+            [str(PYTHON), str(_PROGRAMS / f"{name}.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,

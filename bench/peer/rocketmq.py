@@ -11,10 +11,10 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from bench.peer.jvm import QUICK_START, PeerError, PeerProcess, command_line
 from mqtemplate.brokers import EmbeddedSettings
@@ -133,6 +133,8 @@ class RocketMQ:
         for_speed: Use a larger heap and the optimizing compiler. Otherwise it starts faster.
     """
 
+    _STARTED: ClassVar[str] = "boot success"  # printed once it has started
+
     def __init__(
         self,
         folder: Path,
@@ -160,12 +162,18 @@ class RocketMQ:
     def _start(self) -> None:
         home = _home("broker")
         _write_properties(home / "broker.conf", self._configuration(home))
-        flags = ("-XX:+UseG1GC",) if self._for_speed else QUICK_START
+        self._process = PeerProcess("broker", self._command(home), home)
+        self._process.wait_for(self._STARTED)
+
+    def _command(self, home: Path) -> list[str]:
+        """Return the command line. The configuration is in *home*."""
         arguments = ("org.apache.rocketmq.broker.BrokerStartup", "-c", f"{home}/broker.conf")
         heap_mib = 2_048 if self._for_speed else 256
-        command = command_line(self._name_server.version, home, "Guarded", *arguments, heap_mib=heap_mib, flags=flags)
-        self._process = PeerProcess("broker", command, home)
-        self._process.wait_for("boot success")
+        flags = self._flags()
+        return command_line(self._name_server.version, home, "Guarded", *arguments, heap_mib=heap_mib, flags=flags)
+
+    def _flags(self) -> Sequence[str]:
+        return ("-XX:+UseG1GC",) if self._for_speed else QUICK_START
 
     def _configuration(self, home: Path) -> dict[str, object]:
         return {

@@ -198,10 +198,19 @@ def cluster_addresses(settings: AppSettings) -> ClusterAddresses | None:
 
 
 def cluster_of(settings: AppSettings) -> RemoteBroker | None:
-    """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker."""
+    """Return the client of the cluster that the settings choose, to open; None if they choose an embedded broker.
+
+    Raises:
+        ConfigurationError: They choose a proxy.
+    """
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.context.settings.clients import remote_settings
 
+    if settings.is_proxy:
+        raise ConfigurationError(
+            "rocketmq.endpoints names a proxy, and RocketMQ's gRPC protocol administers nothing; name the name server "
+            "of its brokers: --name-server host:port"
+        )
     return None if cluster_addresses(settings) is None else RemoteBroker(remote_settings(settings))
 
 

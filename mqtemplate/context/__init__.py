@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from mqtemplate.context.injection.marks import Named, Section, Value, service
     from mqtemplate.context.logging import configure_logging, event_formatter, show_events
     from mqtemplate.context.settings.app import AppSettings
-    from mqtemplate.context.settings.clients import check_embedded_support, remote_settings, unneeded_keys
+    from mqtemplate.context.settings.clients import (
+        check_embedded_support,
+        grpc_settings,
+        remote_settings,
+        unneeded_keys,
+    )
     from mqtemplate.context.settings.source import ExplainedSetting, explain_settings, load_settings
     from mqtemplate.context.templates import ext_consumer, ext_template
     from mqtemplate.event_log import has_handlers
@@ -41,6 +46,7 @@ __all__ = [
     "explain_settings",
     "ext_consumer",
     "ext_template",
+    "grpc_settings",
     "has_handlers",
     "is_spark_listener",
     "load_settings",
@@ -71,6 +77,7 @@ __getattr__ = late_import(
         "ext_consumer": "mqtemplate.context.templates",
         "ext_template": "mqtemplate.context.templates",
         "explain_settings": "mqtemplate.context.settings.source",
+        "grpc_settings": "mqtemplate.context.settings.clients",
         "has_handlers": "mqtemplate.event_log",
         "is_spark_listener": "mqtemplate.context.components",
         "load_settings": "mqtemplate.context.settings.source",

@@ -494,7 +494,7 @@ def _address(settings: AppSettings) -> object:
 def _address_of(choice: object, settings: AppSettings) -> object:
     """Return a value that is equal for two names of one cluster or folder; each store in memory differs."""
     if not isinstance(choice, EmbeddedStore):
-        return frozenset(choice.addresses)  # type: ignore[attr-defined]  # a ClusterAddresses
+        return frozenset(choice.addresses)  # type: ignore[attr-defined]  # of a cluster or a proxy
     return settings.folder_of(choice) or object()
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from mqtemplate.brokers.grpc.settings import GrpcSettings
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
-from mqtemplate.context import AppSettings, check_embedded_support, load_settings, remote_settings, unneeded_keys
+from mqtemplate.context import (
+    AppSettings,
+    check_embedded_support,
+    grpc_settings,
+    load_settings,
+    remote_settings,
+    unneeded_keys,
+)
 from mqtemplate.context.config.masking import is_secret_name, masked_text
 from mqtemplate.context.config.tree import ConfigNode
 from mqtemplate.context.settings.rocketmq import parse_name_server
@@ -113,12 +121,23 @@ class ConfigScript:
 
     def remote(self) -> Iterator[str]:
         """Print the settings of the client of a cluster that differ from the defaults, or why there is none."""
+        yield from self._client(remote_settings, RemoteSettings(name_servers=("host:1",)))
+
+    def proxy(self) -> Iterator[str]:
+        """Print the settings of the client of a proxy that differ from the defaults, or why there is none."""
+        yield from self._client(grpc_settings, GrpcSettings(endpoints="host:1"))
+
+    def receiving(self) -> Iterator[str]:
+        """Print the subscription of ``template.receive``."""
+        found = self._loaded.rocketmq.receiving
+        yield f"{found.group} reads {found.topic}: {found.selector_type.value} {found.selector_expression}"
+
+    def _client(self, settings_of: Callable[[AppSettings], Any], defaults: Any) -> Iterator[str]:
         try:
-            found = remote_settings(self._loaded)
+            found = settings_of(self._loaded)
         except MQTemplateError as refused:
             yield from self._lines(refused)
             return
-        defaults = RemoteSettings(name_servers=("host:1",))
         for each in fields(found):
             if getattr(found, each.name) != getattr(defaults, each.name):
                 yield f"{each.name}: {getattr(found, each.name)!r}"

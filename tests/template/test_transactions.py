@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from mqtemplate import TransactionState, transaction_listener
-from mqtemplate.engine.checkers import GroupChecker
+from mqtemplate.broker.group_checker import GroupChecker
 from mqtemplate.errors import ListenerError
 from mqtemplate.message import MessageExt
 from mqtemplate.template import RocketMQTemplate

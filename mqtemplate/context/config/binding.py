@@ -49,16 +49,15 @@ def check_both_or_none(section: object, first: str, second: str, reason: str = "
         raise ContradictionError(f"needs '{missing.replace('_', '-')}' beside it{reason}", given)
 
 
-_GRPC = "it is a key of rocketmq-v5-client-spring-boot, which speaks gRPC with a proxy; here"
+_GRPC = "it is a key of rocketmq-v5-client-spring-boot; here"
 _HINTS = {
     # Source: rocketmq-spring, rocketmq-v5-client-spring-boot: RocketMQProperties
-    "rocketmq.producer.endpoints": "set rocketmq.name-server to the address of a name server",
-    "rocketmq.producer.topic": "each send names its topic",
-    "rocketmq.producer.request-timeout": "set rocketmq.producer.send-message-timeout",
-    "rocketmq.producer.max-attempts": "set rocketmq.producer.retry-times-when-send-failed",
-    "rocketmq.producer.ssl-enabled": "set rocketmq.producer.tls-enable",
-    "rocketmq.simple-consumer": "set rocketmq.pull-consumer, for receive()",
-    "rocketmq.push-consumer": "write @message_listener, and set rocketmq.name-server",
+    "rocketmq.simple-consumer.await-duration": "pass a timeout to each call: template.receive(Order, timeout='5s')",
+    "rocketmq.simple-consumer.request-timeout": "set rocketmq.producer.request-timeout, which holds for all requests",
+    "rocketmq.push-consumer.request-timeout": "set rocketmq.producer.request-timeout, which holds for all requests",
+    "rocketmq.push-consumer.topic": "write @message_listener(topic=...)",
+    "rocketmq.push-consumer.tag": "write @message_listener(selector_expression=...)",
+    "rocketmq.push-consumer.consumer-group": "write @message_listener(consumer_group=...)",
 }
 _BY_NAME = {canonical_key(name): hint for name, hint in _HINTS.items()}
 

@@ -39,7 +39,7 @@ def new_template(
         observation: Measures or traces the sends.
         middlewares: Middlewares around each send, the outermost first.
     """
-    producer, receiving = settings.producer, settings.pull_consumer
+    producer, receiving = settings.producer, settings.receiving
     if producer.enable_msg_trace:
         trace = trace_of(broker, producer.customized_trace_topic, is_cloud=settings.access_channel == "CLOUD")
         observation = MessageTrace(trace, producer.group or _DEFAULT_GROUP, broker.clock, observation)

@@ -20,7 +20,13 @@ from mqtemplate.context.settings import features
 from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings, ClusterSettings, ServerSettings
 from mqtemplate.context.settings.features import ListenerDefaultSettings, ManagementSettings
 from mqtemplate.context.settings.properties import CommaList, Properties, section
-from mqtemplate.context.settings.rocketmq import ClusterAddresses, EmbeddedStore, RocketMQSettings, parse_name_server
+from mqtemplate.context.settings.rocketmq import (
+    ClusterAddresses,
+    EmbeddedStore,
+    ProxyAddress,
+    RocketMQSettings,
+    parse_name_server,
+)
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path, expand_home
 
@@ -126,9 +132,9 @@ class AppSettings(BaseSettings):
                 "rocketmq.producer.max_message_size",
             )
 
-    def _check_store_path(self, choice: EmbeddedStore | ClusterAddresses, store_path: Path) -> None:
+    def _check_store_path(self, choice: EmbeddedStore | ClusterAddresses | ProxyAddress, store_path: Path) -> None:
         name_server = self.rocketmq.name_server
-        if isinstance(choice, ClusterAddresses):
+        if isinstance(choice, ClusterAddresses | ProxyAddress):
             problem = f"rocketmq.name-server is {name_server!r}, a cluster that keeps its own files"
         elif choice.in_memory:
             problem = f"rocketmq.name-server is {name_server!r}, which keeps no files"
@@ -141,7 +147,7 @@ class AppSettings(BaseSettings):
         )
 
     @property
-    def broker_choice(self) -> EmbeddedStore | ClusterAddresses:
+    def broker_choice(self) -> EmbeddedStore | ClusterAddresses | ProxyAddress:
         """The broker that ``rocketmq.name-server`` chooses."""
         return parse_name_server(self.rocketmq.name_server)
 
@@ -149,6 +155,11 @@ class AppSettings(BaseSettings):
     def is_embedded(self) -> bool:
         """True if the broker is an embedded one."""
         return isinstance(self.broker_choice, EmbeddedStore)
+
+    @property
+    def is_proxy(self) -> bool:
+        """True if the broker is reached through RocketMQ 5's proxy, over gRPC."""
+        return isinstance(self.broker_choice, ProxyAddress)
 
     @property
     def store_path(self) -> Path | None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import SecretStr
 
+from mqtemplate.brokers.grpc.settings import GrpcSettings
 from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.masking import masked
 from mqtemplate.context.config.tree import kebab
@@ -16,6 +17,7 @@ from mqtemplate.context.settings.rocketmq import (
     ClientSettings,
     ClusterAddresses,
     ProducerSettings,
+    ProxyAddress,
     PullConsumerSettings,
     RocketMQSettings,
     TemplateSettings,
@@ -51,6 +53,14 @@ REFUSED_BY_EMBEDDED["pull_consumer"] |= dict.fromkeys(("enable_msg_trace", "cust
 """Section -> field -> reason. A field with its default value is allowed."""
 
 _REFUSED_BY_CLUSTER = {"pull_consumer": dict.fromkeys(("enable_msg_trace", "customized_trace_topic"), _NO_TRACE)}
+
+_REFUSED_BY_PROXY: dict[str, dict[str, str]] = {
+    section: dict.fromkeys(
+        ("enable_msg_trace", "customized_trace_topic"),
+        "RocketMQ's gRPC protocol sends nothing to the topic of traces; use OpenTelemetry, or rocketmq.name-server",
+    )
+    for section in ("producer", "consumer", "pull_consumer")
+}
 
 UNNEEDED_BY_EMBEDDED = {
     "producer": {
@@ -160,11 +170,49 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
     )
 
 
+def grpc_settings(settings: AppSettings) -> GrpcSettings:
+    """Return the settings of the broker over gRPC. Access key, namespace and TLS as for `remote_settings`.
+
+    Raises:
+        UnsupportedError: A key is set that the protocol does not support.
+        ConfigurationError: Two sections contradict each other.
+    """
+    proxy = settings.broker_choice
+    if not isinstance(proxy, ProxyAddress):
+        raise ConfigurationError(
+            f"rocketmq.name-server is {masked(settings.rocketmq.name_server)!r}, which is not a proxy; set "
+            "rocketmq.endpoints"
+        )
+    _check(settings, _REFUSED_BY_PROXY)
+    producer, own = settings.rocketmq.producer, settings.mqtemplate.cluster
+    defaults = GrpcSettings(endpoints=proxy.endpoints)
+    sent_topics = [topic.strip() for topic in (producer.topic or "").split(",") if topic.strip()]
+    retries = producer.retry_times_when_send_failed if producer.max_attempts is None else producer.max_attempts - 1
+    async_retries = producer.retry_times_when_send_async_failed if producer.max_attempts is None else retries
+    return GrpcSettings(
+        endpoints=proxy.endpoints,
+        namespace=_shared(settings, "namespace") or _shared(settings, "namespace_v2") or "",
+        credentials=_credentials(settings),
+        tls=_tls(settings),
+        request_timeout_ms=producer.request_timeout * 1_000,
+        retry_times_when_send_failed=retries,
+        retry_times_when_send_async_failed=async_retries,
+        max_message_size=producer.max_message_size or defaults.max_message_size,
+        max_decompressed_size=own.max_decompressed_size,
+        message_delay_level=settings.mqtemplate.broker.message_delay_level,
+        clamp_delay_level=settings.mqtemplate.broker.clamp_delay_level,
+        topics=tuple(dict.fromkeys(sent_topics)),
+    )
+
+
+_PROXY_SECTIONS = ("simple_consumer", "push_consumer")
+
+
 def _shared(settings: AppSettings, field: str) -> str | None:
     """Return the value of a key that several sections may set, but only to one value; None if no section does."""
     values: dict[str, str] = {}
-    for section in _SECTIONS:
-        value = getattr(getattr(settings.rocketmq, section), field)
+    for section in (*_SECTIONS, *_PROXY_SECTIONS):
+        value = getattr(getattr(settings.rocketmq, section), field, None)
         if value:
             values[section] = str(_plain(value))
     if len(set(values.values())) > 1:
@@ -184,7 +232,10 @@ def _credentials(settings: AppSettings) -> Credentials | None:
 
 
 def _tls(settings: AppSettings) -> ClientTls | None:
-    if not any(getattr(settings.rocketmq, section).tls_enable for section in _SECTIONS):
+    rocketmq = settings.rocketmq
+    of_proxy = (rocketmq.producer, rocketmq.simple_consumer, rocketmq.push_consumer)
+    is_secure = any(getattr(rocketmq, section).tls_enable for section in _SECTIONS)
+    if not is_secure and not any(section.ssl_enabled for section in of_proxy):
         return None
     values = {field.name: getattr(settings.mqtemplate.cluster, f"tls_{field.name}") for field in fields(ClientTls)}
     return ClientTls(**{name: _plain(value) for name, value in values.items()})
@@ -197,7 +248,8 @@ def _plain(value: Any) -> Any:
 _IDENTITY = frozenset(ClientSettings.model_fields)
 """Keys of the connection to a cluster. They hold for the cluster of the application only: secrets for it do not go to
 another one."""
-_LIMITS = frozenset(ProducerSettings.model_fields) - _IDENTITY - {"group"}
+_OF_PROXY = frozenset({"topic", "request_timeout", "max_attempts", "ssl_enabled"})
+_LIMITS = frozenset(ProducerSettings.model_fields) - _IDENTITY - _OF_PROXY - {"group", "endpoints"}
 
 
 def settings_of_template(application: AppSettings, given: TemplateSettings, name: str) -> AppSettings:
@@ -213,7 +265,8 @@ def settings_of_template(application: AppSettings, given: TemplateSettings, name
     if is_same_cluster:
         for section in (own.pull_consumer, own.consumer, own.producer):
             values |= _set(section, _IDENTITY - {"instance_name"})
-    values |= _set(given, frozenset(ProducerSettings.model_fields))
+        values |= _set(own.producer, _OF_PROXY)
+    values |= _set(given, frozenset(ProducerSettings.model_fields) - {"endpoints"})
     rocketmq = RocketMQSettings(
         name_server=given.name_server or own.name_server,
         access_channel=given.access_channel or (own.access_channel if is_same_cluster else None),

@@ -141,3 +141,6 @@ HostPort = Annotated[HostAddress, BeforeValidator(host_and_port)]
 
 Milliseconds = Annotated[int, BeforeValidator(duration_in(1))]
 """A duration in milliseconds: ``3s``, or a number."""
+
+Seconds = Annotated[int, BeforeValidator(duration_in(1_000))]
+"""A duration in whole seconds: ``3s``, or a number."""

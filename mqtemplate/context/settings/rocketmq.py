@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mqtemplate.broker import MessageModel
+from mqtemplate.brokers.grpc.settings import Endpoints
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.context.config.binding import ContradictionError, check_both_or_none
 from mqtemplate.context.settings.properties import (
@@ -18,6 +19,7 @@ from mqtemplate.context.settings.properties import (
     OptionalSecret,
     OptionalText,
     Properties,
+    Seconds,
     UpperCase,
     same_as,
     section,
@@ -25,7 +27,8 @@ from mqtemplate.context.settings.properties import (
 from mqtemplate.selectors.tags import SelectorType
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:;/]+):(\d{1,5})")
-_ALLOWED = "'embedded', 'embedded:memory', 'embedded:<folder>', or 'host:port;host:port'"
+_ALLOWED = "'embedded', 'embedded:memory', 'embedded:<folder>', 'host:port;host:port', or 'grpc://host:port'"
+_GRPC_SCHEME = "grpc://"
 _NO_FOLDER = {
     # text after 'embedded:' that does not name a folder -> the problem
     r"^:": "a folder does not begin with a colon ('embedded:memory' is the store without a folder)",
@@ -58,12 +61,30 @@ class ClusterAddresses:
     addresses: tuple[str, ...]
 
 
-def parse_name_server(text: str) -> EmbeddedStore | ClusterAddresses:
+@dataclass(frozen=True, slots=True)
+class ProxyAddress:
+    """Choice of RocketMQ 5's proxy, over gRPC.
+
+    Attributes:
+        endpoints: Its address as ``host:port``; several are separated by semicolons.
+    """
+
+    endpoints: str
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses, as `ClusterAddresses` has them, and different from those of name servers."""
+        return tuple(f"{_GRPC_SCHEME}{part.strip()}" for part in self.endpoints.split(";"))
+
+
+def parse_name_server(text: str) -> EmbeddedStore | ClusterAddresses | ProxyAddress:
     """Return the broker that the value of the key chooses.
 
     Raises:
         ValueError: The form of the value is not allowed.
     """
+    if text.strip().lower().startswith(_GRPC_SCHEME):
+        return ProxyAddress(str(Endpoints.parse(text.strip()[len(_GRPC_SCHEME) :])))
     kind, colon, rest = text.strip().partition(":")
     if kind.lower() == "embedded":
         rest = rest.strip()
@@ -163,6 +184,18 @@ class ClientSettings(Properties):
 class ProducerSettings(ClientSettings):
     """The producer of the template."""
 
+    endpoints: OptionalText = None
+    """Address of RocketMQ 5's proxy, the same as ``rocketmq.endpoints``: the name of the 5.x starter."""
+    topic: OptionalText = None
+    """With ``endpoints``: topics of transactions, separated by commas. Open transactions of these topics are checked
+    after a restart too."""
+    request_timeout: Seconds = Field(3, gt=0)
+    """With ``endpoints``: seconds for a request without a timeout of its own."""
+    max_attempts: int | None = Field(None, gt=0)
+    """With ``endpoints``: attempts of a send, in place of ``retry-times-when-send-failed``, which does not count the
+    first one."""
+    ssl_enabled: bool = False
+    """With ``endpoints``: True: connect over TLS, as ``tls-enable``."""
     group: OptionalText = None
     """Producer group. A cluster checks transactions with the members of the group."""
     send_message_timeout: Milliseconds = Field(3_000, gt=0)
@@ -203,6 +236,44 @@ class PullConsumerSettings(ReceiveSettings, ClientSettings):
     """Subscription of ``template.receive``. It needs ``group`` and ``topic``."""
 
 
+class ProxyConsumerSettings(Properties):
+    """Keys of a consumer in the 5.x starter: the connection to the proxy."""
+
+    endpoints: OptionalText = None
+    """Address of RocketMQ 5's proxy, the same as ``rocketmq.endpoints``."""
+    access_key: OptionalSecret = None
+    """Access key of the account."""
+    secret_key: OptionalSecret = None
+    """Secret key of the account."""
+    namespace: OptionalText = None
+    """Namespace of topics and groups."""
+    ssl_enabled: bool = False
+    """True: connect over TLS."""
+
+    @model_validator(mode="after")
+    def _check_account(self) -> Self:
+        check_both_or_none(self, "access_key", "secret_key")
+        return self
+
+
+class SimpleConsumerSettings(ProxyConsumerSettings):
+    """Subscription of ``template.receive``, by the names of the 5.x starter."""
+
+    consumer_group: OptionalText = None
+    """Consumer group, as ``rocketmq.pull-consumer.group``."""
+    topic: OptionalText = None
+    """Topic to read."""
+    tag: str = "*"
+    """Messages to select, as ``selector-expression``."""
+    filter_expression_type: Annotated[SelectorType, UpperCase] = SelectorType.TAG
+    """Language of ``tag``."""
+
+    @model_validator(mode="after")
+    def _check_pair(self) -> Self:
+        check_both_or_none(self, "consumer_group", "topic", ": receive() reads one topic for one group")
+        return self
+
+
 class ConsumerSettings(_SubscriptionKeys, ClientSettings):
     """Keys for the listeners."""
 
@@ -231,6 +302,15 @@ class TemplateSettings(ProducerSettings):
     """Operator of the cluster, as ``rocketmq.access-channel``."""
     pull_consumer: ReceiveSettings = section()
 
+    @model_validator(mode="after")
+    def _choose_proxy(self) -> Self:
+        if self.endpoints is not None:
+            if self.name_server is not None:
+                raise ContradictionError("chooses a proxy, and 'name-server' another broker; keep one", "endpoints")
+            object.__setattr__(self, "name_server", f"{_GRPC_SCHEME}{self.endpoints}")
+            parse_name_server(f"{_GRPC_SCHEME}{self.endpoints}")
+        return self
+
     @field_validator("name_server")
     @classmethod
     def _check_name_server(cls, value: str | None) -> str | None:
@@ -244,11 +324,76 @@ class RocketMQSettings(Properties):
 
     name_server: str = Field("embedded", min_length=1)
     """The broker. ``embedded``: an embedded broker over ``mqtemplate.broker.store-path``; ``embedded:./data``: over
-    that directory; ``embedded:memory``: without files. ``host:port;host:port``: a RocketMQ cluster."""
+    that directory; ``embedded:memory``: without files. ``host:port;host:port``: a RocketMQ cluster.
+    ``grpc://host:port``: RocketMQ 5's proxy."""
+    endpoints: OptionalText = None
+    """Address of RocketMQ 5's proxy as ``host:port``, in place of ``name-server``: the application speaks gRPC."""
     access_channel: Annotated[Literal["LOCAL", "CLOUD"] | None, UpperCase] = None
     """Operator of the cluster: the user (LOCAL) or a cloud provider (CLOUD)."""
     producer: ProducerSettings = section()
     consumer: ConsumerSettings = section()
     pull_consumer: PullConsumerSettings = section()
+    simple_consumer: SimpleConsumerSettings = section()
+    push_consumer: ProxyConsumerSettings = section()
     templates: dict[str, TemplateSettings] = Field(default_factory=dict)
     """Further templates, each with a name; see [clusters](clusters.md)."""
+
+    @property
+    def receiving(self) -> PullConsumerSettings:
+        """Subscription of ``template.receive``, whichever of its two sections has it."""
+        simple = self.simple_consumer
+        if simple.consumer_group is None:
+            return self.pull_consumer
+        return PullConsumerSettings(
+            group=simple.consumer_group,
+            topic=simple.topic,
+            selector_expression=simple.tag,
+            selector_type=simple.filter_expression_type,
+        )
+
+    @model_validator(mode="after")
+    def _choose_proxy(self) -> Self:
+        """Let ``endpoints`` choose the broker, and refuse keys that need it."""
+        given = {
+            f"{name}.endpoints": client.endpoints
+            for name, client in (
+                ("producer", self.producer),
+                ("simple_consumer", self.simple_consumer),
+                ("push_consumer", self.push_consumer),
+            )
+            if client.endpoints is not None
+        }
+        if self.endpoints is not None:
+            given = {"endpoints": self.endpoints} | given
+        if not given:
+            self._check_needs()
+            return self
+        key, endpoints = next(iter(given.items()))
+        if any(other != endpoints for other in given.values()):
+            raise ContradictionError("all 'endpoints' name one proxy: give them one value", *given)
+        if "name_server" in self.model_fields_set and self.name_server != f"{_GRPC_SCHEME}{endpoints}":
+            raise ContradictionError(
+                "chooses a proxy, and 'rocketmq.name-server' another broker; keep one of the two", key
+            )
+        try:
+            Endpoints.parse(endpoints)
+        except ValueError as exc:
+            raise ContradictionError(f"{exc}, got {endpoints!r}", key) from exc
+        if self.simple_consumer.consumer_group is not None and self.pull_consumer.group is not None:
+            raise ContradictionError(
+                "says the same as 'rocketmq.pull-consumer.group'; keep one of the two", "simple_consumer.consumer_group"
+            )
+        object.__setattr__(self, "name_server", f"{_GRPC_SCHEME}{endpoints}")
+        return self
+
+    def _check_needs(self) -> None:
+        if self.name_server.startswith(_GRPC_SCHEME):
+            return
+        of_producer = ("topic", "request_timeout", "max_attempts", "ssl_enabled")
+        found = [f"producer.{name}" for name in of_producer if name in self.producer.model_fields_set]
+        for name, consumer in (("simple_consumer", self.simple_consumer), ("push_consumer", self.push_consumer)):
+            found += [f"{name}.{field}" for field in sorted(consumer.model_fields_set)]
+        if found:
+            raise ContradictionError(
+                "is a key of the 5.x starter, for a proxy: it needs 'rocketmq.endpoints: host:port'", found[0]
+            )

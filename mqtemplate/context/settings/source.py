@@ -28,7 +28,7 @@ from mqtemplate.context.config.tree import (
     same_key,
 )
 from mqtemplate.context.settings.app import AppSettings
-from mqtemplate.context.settings.rocketmq import ClusterAddresses, parse_name_server
+from mqtemplate.context.settings.rocketmq import ClusterAddresses, ProxyAddress, parse_name_server
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path
 from mqtemplate.user_code import nearest
@@ -202,7 +202,7 @@ def _is_of_cluster(configuration: Configuration) -> bool:
     found = configuration.lookup(_NAME_SERVER)
     try:
         choice = None if found is None else Placeholders(configuration.lookup).resolve(*found)
-        return isinstance(choice, str) and isinstance(parse_name_server(choice), ClusterAddresses)
+        return isinstance(choice, str) and isinstance(parse_name_server(choice), ClusterAddresses | ProxyAddress)
     except (ConfigurationError, ValueError):
         return False  # the error that is raised has the reason
 

@@ -11,9 +11,9 @@ from concurrent.futures import Future
 from functools import partial
 
 from mqtemplate.broker import CheckTransaction
+from mqtemplate.broker.group_checker import GroupChecker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.engine.checkers import GroupChecker
 from mqtemplate.engine.requests import UnansweredRequests, create_reply, create_request
 from mqtemplate.errors import (
     BrokerClosedError,

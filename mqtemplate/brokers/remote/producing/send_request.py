@@ -19,6 +19,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
+    BrokerBusyError,
     BrokerError,
     MessageError,
     MQTemplateError,
@@ -430,11 +431,12 @@ class Tries:
     - All other tries count. There are as many of them as RocketMQ's own client makes; a message for one queue has one.
 
     Args:
+        request: What is sent; its text begins the error.
         retries: Number of tries that count, after the first one.
         may_repeat: False for a setting of no retries: then the first failure is the last one.
     """
 
-    request: SendRequest
+    request: object
     retries: int
     may_repeat: bool
     timeout_ms: int
@@ -485,7 +487,8 @@ class Tries:
     def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
         """Return the error of the send after its last try, *failure*."""
         if isinstance(failure, RemotingCommand):
-            refused = send_error(failure, str(self.request), address, has_timer=self.request.has_timer)
+            has_timer = isinstance(self.request, SendRequest) and self.request.has_timer
+            refused = send_error(failure, str(self.request), address, has_timer=has_timer)
             if self._number == 1:
                 return refused
             kind = type(refused)
@@ -508,4 +511,6 @@ def _stored_nothing(failure: BrokerError | RemotingCommand) -> bool:
     """Return True if the broker has certainly not stored the message."""
     if isinstance(failure, RemotingCommand):
         return failure.code in _NOT_STORED
-    return isinstance(failure, MissingTopicError) or (isinstance(failure, RemoteConnectError) and not failure.was_sent)
+    if isinstance(failure, MissingTopicError | BrokerBusyError):
+        return True
+    return isinstance(failure, RemoteConnectError) and not failure.was_sent

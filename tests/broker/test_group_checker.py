@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 from structlog.testing import capture_logs
 
-from mqtemplate.engine.checkers import GroupChecker
+from mqtemplate.broker.group_checker import GroupChecker
 from mqtemplate.message import HostAddress, MessageExt
 from mqtemplate.results import TransactionState
 from tests.waiting import PATIENCE_S

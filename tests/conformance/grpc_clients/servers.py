@@ -1,0 +1,170 @@
+"""Servers for RocketMQ's gRPC clients: this project's server, and RocketMQ's broker with its proxy in LOCAL mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from bench.peer.jvm import unavailable_reason
+from bench.peer.proxy import Certificate, LocalProxy, fetch_proxy
+from bench.peer.rocketmq import NameServer
+from mqtemplate.brokers import RemoteSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings
+from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
+from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
+from mqtemplate.remoting.protocol.headers.fields import CommandHeader
+from mqtemplate.server.name_server import MASTER_ID
+from tests.conformance.servers import is_registered
+from tests.remoting.certificates import Certificates, has_openssl
+from tests.waiting import eventually
+
+ROOT_ACCOUNT = Credentials(access_key="shop-account", secret_key="secret-of-the-shop")
+"""Account of `guarded_proxy` that may do everything."""
+
+_TIMEOUT_MS = 20_000
+_SHORT = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000}
+_RETRY_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcServer:
+    """A running server.
+
+    Attributes:
+        endpoint: ``host:port`` of its gRPC service.
+        address: ``host:port`` of its name server.
+        authority: PEM file of the authority that issued its certificate, None without TLS.
+        account: Account that may create topics, None without access control.
+    """
+
+    endpoint: str
+    address: str
+    authority: Path | None = None
+    account: Credentials | None = None
+
+
+@contextmanager
+def local_proxy(folder: Path, options: Mapping[str, object] | None = None) -> Iterator[GrpcServer]:
+    """Run RocketMQ's broker with its proxy. It accepts TLS, too."""
+    _require_proxy()
+    certificates = Certificates(folder / "certificates")
+    certificate = Certificate(*certificates.issue("server", "IP:127.0.0.1"))
+    with (
+        NameServer() as names,
+        LocalProxy(folder / "store", names, {**_SHORT, **(options or {})}, certificate=certificate) as proxy,
+    ):
+        server = GrpcServer(proxy.endpoint, names.address, authority=certificates.authority)
+        wait_until_registered(server, folder)
+        yield server
+
+
+@contextmanager
+def guarded_proxy(folder: Path) -> Iterator[GrpcServer]:
+    """Run RocketMQ's broker with its proxy, which check signatures and rights. `ROOT_ACCOUNT` may do everything."""
+    _require_proxy()
+    package = "org.apache.rocketmq.auth"
+    keys = {"accessKey": ROOT_ACCOUNT.access_key, "secretKey": ROOT_ACCOUNT.secret_key}
+    user = {"username": ROOT_ACCOUNT.access_key, "password": ROOT_ACCOUNT.secret_key, "userType": "Super"}
+    options: dict[str, object] = {
+        "authenticationEnabled": "true",
+        "authenticationProvider": f"{package}.authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{package}.authentication.provider.LocalAuthenticationMetadataProvider",
+        "authorizationEnabled": "true",
+        "authorizationProvider": f"{package}.authorization.provider.DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{package}.authorization.provider.LocalAuthorizationMetadataProvider",
+        "authConfigPath": str(folder / "auth"),
+        "initAuthenticationUser": json.dumps(user),
+        "innerClientAuthenticationCredentials": json.dumps(keys),
+    }
+    proxy_options = options | {  # The proxy asks its broker for accounts.
+        "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
+        "authorizationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthorizationMetadataProvider",
+    }
+    with (
+        NameServer() as names,
+        LocalProxy(folder / "store", names, _SHORT | options, proxy_options=proxy_options) as proxy,
+    ):
+        server = GrpcServer(proxy.endpoint, names.address, account=ROOT_ACCOUNT)
+        wait_until_registered(server, folder)
+        yield server
+
+
+def _require_proxy() -> None:
+    """Skip the test if the proxy cannot run here."""
+    if reason := unavailable_reason() or fetch_proxy():
+        pytest.skip(reason)
+    if not has_openssl():
+        pytest.skip("the openssl command is missing; it creates the certificates")
+
+
+def wait_until_registered(server: GrpcServer, folder: Path) -> None:
+    """Return when the broker is known to its name server."""
+    settings = RemoteSettings(
+        name_servers=(server.address,), offset_path=folder / "offsets", credentials=server.account
+    )
+    eventually(lambda: is_registered(settings), "the broker has registered", timeout_s=90)
+
+
+class Administrator:
+    """Creates topics and groups of a server, by requests of the remoting protocol."""
+
+    def __init__(self, server: GrpcServer) -> None:
+        self._server = server
+
+    def __enter__(self) -> Self:
+        self._client = RemotingClient(RemotingClientSettings(credentials=self._server.account), SystemClock())
+        found = ClusterInfo.decode(self._call(self._server.address, RequestCode.GET_BROKER_CLUSTER_INFO).body)
+        self._broker = found.broker_addr_table["broker-a"].broker_addrs[MASTER_ID]
+        return self
+
+    def create_topic(self, topic: str, message_type: str = "", queues: int = 2) -> None:
+        """Create a topic for messages of a type: "FIFO", "DELAY", "TRANSACTION", ...; without one for normal ones."""
+        header = CreateTopicRequestHeader(
+            topic=topic,
+            default_topic="TBW102",
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=6,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            order=False,
+            attributes=f"+message.type={message_type}" if message_type else None,
+        )
+        self._call(self._broker, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    def create_group(self, group: str, *, retries: int = 16, ordered: bool = False) -> None:
+        """Create a group whose messages are delivered again after a second, *retries* times."""
+        config = {
+            "groupName": group,
+            "consumeEnable": True,
+            "consumeFromMinEnable": True,
+            "consumeBroadcastEnable": True,
+            "consumeMessageOrderly": ordered,
+            "retryQueueNums": 1,
+            "retryMaxTimes": retries,
+            "groupRetryPolicy": {"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [_RETRY_MS]}},
+            "brokerId": 0,
+            "whichBrokerWhenConsumeSlowly": 1,
+            "notifyConsumerIdsChangedEnable": True,
+            "groupSysFlag": 0,
+            "consumeTimeoutMinute": 15,
+            "attributes": {},
+        }
+        self._call(self._broker, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=json.dumps(config).encode())
+
+    def _call(self, address: str, code: int, header: CommandHeader | None = None, body: bytes = b"") -> RemotingCommand:
+        answer = self._client.invoke(address, RemotingCommand.request(code, header, body), _TIMEOUT_MS)
+        assert answer.code == ResponseCode.SUCCESS, f"request {code}: {answer.code} {answer.remark}"
+        return answer
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._client.close()
