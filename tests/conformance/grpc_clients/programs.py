@@ -44,6 +44,7 @@ from bench.peer.fetch import fetch
 from bench.peer.jvm import command_line, scratch_home, unavailable_reason
 from mqtemplate.remoting import Credentials
 from tests.conformance.client_programs import (
+    BUILT,
     ClientProgramError,
     ClientUnavailableError,
     build_client,
@@ -121,6 +122,19 @@ def node_program() -> Sequence[str]:
     return ["node", str(built("grpc-node", build, _FOLDER / "node") / "program.js")]
 
 
+def rust_program() -> Sequence[str]:
+    """Build the program with RocketMQ's gRPC client for Rust."""
+    require("cargo", "1.85", "Rust 1.85 or newer (https://rustup.rs)", "--version")
+
+    def build(sources: Path, folder: Path) -> None:
+        fetch_client(["cargo", "fetch", "--locked"], sources)
+        target = BUILT / "target-grpc-rust"
+        build_client(["cargo", "build", "--locked", "--target-dir", str(target)], sources)
+        shutil.copy2(target / "debug" / "conformance-grpc-rust", folder / "program")
+
+    return [str(built("grpc-rust", build, _FOLDER / "rust") / "program")]
+
+
 CLIENTS = {
     "java": GrpcClient("org.apache.rocketmq:rocketmq-client-java 5.2.0", java_program, lacks={}, fails={}),
     "go": GrpcClient(
@@ -131,6 +145,16 @@ CLIENTS = {
     ),
     "node": GrpcClient("rocketmq-client-nodejs 1.0.8", node_program, lacks={}, fails={}),
     "python": GrpcClient(python_client.CLIENT, python_program, lacks={}, fails={}),
+    "rust": GrpcClient(
+        "rocketmq 5.0.0",
+        rust_program,
+        lacks={
+            "simple": "the Rust client 5.0.0 cannot change the invisible time",
+            "push": "the Rust client 5.0.0 has no push consumer",
+            "recall": "the Rust client 5.0.0 has no recall",
+        },
+        fails={},
+    ),
 }
 
 
