@@ -55,6 +55,7 @@ _ARGUMENTS: dict[str, object] = {
     "text": "a text",
     "keys": "a-key",
     "status": 400,
+    "stream_id": 5,
     "header": None,
     "preview": ChangePreview(count=3, noun="pending message", topics={"orders": 3}),
 }

@@ -130,6 +130,10 @@ class ClientChannel(Protocol):
     def is_open(self) -> bool:
         """True while the connection is open."""
 
+    @property
+    def is_reachable(self) -> bool:
+        """True while the client can get notices: in some protocols it may be open without that."""
+
     def tell(self, notice: ClientNotice) -> None:
         """Send a notice, without waiting."""
 
@@ -261,7 +265,7 @@ class ClientRegistry:
         self, group: str, is_permitted: Callable[[ClientChannel], bool] = lambda channel: True
     ) -> ClientChannel | None:
         """Return one producer of *group* that is permitted, in rotation. None if none is connected."""
-        channels = [each for each in self.producers(group) if each.is_open and is_permitted(each)]
+        channels = [each for each in self.producers(group) if each.is_reachable and is_permitted(each)]
         if not channels:
             return None
         self._next_producer += 1

@@ -17,6 +17,7 @@ from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.figures import FiguresRing
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
 from mqtemplate.engine.retention import Retention
@@ -75,6 +76,7 @@ class Engine:
         reader: Reads messages.
         groups: Consumer groups.
         transactions: Half messages and transaction checks.
+        pop: Messages that are delivered and acknowledged one by one.
         delayed: Delayed messages.
         requests: Requests of this process, and replies.
         queues: Reads messages by queue offset.
@@ -119,10 +121,7 @@ class Engine:
         self.topics = TopicTable(self._store_files, clock)
         local_groups = LocalGroups()
         self.routes = TopicRoutes(
-            self.topics,
-            name,
-            settings.default_topic_queue_nums,
-            local_groups.rebalance,
+            *(self.topics, name, settings.default_topic_queue_nums, local_groups.rebalance),
             auto_create=settings.auto_create_topic_enable,
         )
         self.queues = QueueReader(store, name, max_body_bytes)
@@ -136,16 +135,26 @@ class Engine:
         self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
-        self.groups = Groups(store, self.queues, self.routes, local_groups, self.sends.send_back, committed, lifecycle)
+        self.pop = pop = self._create_pop()
+        self.groups = Groups(
+            store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
+        )
         self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
         self._figures = FiguresRing(store, self.offsets, self.delayed)
         self.requests = LocalRequests(
             UnansweredRequests("broker.requests", clock, store.metrics),
-            name,
-            host,
-            clock,
+            *(name, host, clock),
             lambda message, queue: self.sends.send_async([message], queue),
             lifecycle.check,
+        )
+
+    def _create_pop(self) -> PopService:
+        return PopService(
+            *(self.store, self.topics, self.offsets, self.queues, self.name),
+            *(self.sends.store_dead_letter, self.routes.create),
+            max_in_flight=self.settings.pop_in_flight_max,
+            max_held=self.settings.max_held_pops,
+            check_open=self.lifecycle.check,
         )
 
     def _capabilities(self) -> frozenset[Capability]:
@@ -246,6 +255,7 @@ class Engine:
             "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
             "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
+            "mqtemplate-pop": self.pop.services(),
         }
 
     def _figures_service(self) -> list[Service]:
@@ -269,6 +279,7 @@ class Engine:
         if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
         self.retention.close()
+        self.pop.close()
         self.groups.local.close()
         self.transactions.local_checkers.close()
         for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush

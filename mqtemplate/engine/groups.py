@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import quote
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
@@ -406,6 +407,14 @@ class CommittedOffsets:
             table.persist()
 
 
+class PopProgressChanges(Protocol):
+    """Changes of the progress of groups that read by POP; see `mqtemplate.engine.pop.pop.PopService`."""
+
+    def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None: ...
+    def forget_group(self, group: str) -> None: ...
+    def forget_topic(self, topic: str) -> None: ...
+
+
 @dataclass(eq=False)
 class Groups:
     """The consumer groups of one broker. All members of a group are in this process, or all are remote clients.
@@ -425,6 +434,7 @@ class Groups:
     local: LocalGroups
     _send_back: Callable[[SentBack], None]
     committed: CommittedOffsets
+    _pop: PopProgressChanges
     _lifecycle: EngineLifecycle
 
     def __post_init__(self) -> None:
@@ -462,6 +472,21 @@ class Groups:
         """See `ConsumerGroups.commit_offset`."""
         self._lifecycle.check()
         self.committed.clustering.commit(group, queue.topic, queue.queue_id, queue_offset)
+
+    def reset_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Let a group continue at an offset that an administrator has chosen, also if it reads by POP."""
+        self.commit_offset(group, queue, queue_offset)
+        self._pop.reset(group, queue, queue_offset)
+
+    def forget(self, group: str) -> None:
+        """Forget the progress of a group that is deleted."""
+        self.committed.clustering.forget(group=group)
+        self._pop.forget_group(group)
+
+    def forget_topic(self, topic: str) -> None:
+        """Forget the progress of all groups in a topic that is deleted."""
+        self.committed.clustering.forget(topic=topic)
+        self._pop.forget_topic(topic)
 
     def consumed_topics(self) -> Mapping[str, Collection[str]]:
         """See `ConsumerGroups.consumed_topics`."""

@@ -81,6 +81,13 @@ class EmbeddedSettings(StoreSettings):
     """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the
     longest time, one of the account that has the most: repeats of its messages would be stored again."""
 
+    pop_in_flight_max: Annotated[int, Ge(1)] = 10_000
+    """Most messages of a queue that a group has received by POP and not acknowledged; it gets no more from there until
+    some are acknowledged, or their time is over."""
+
+    max_held_pops: Annotated[int, Ge(1)] = 100_000
+    """Most POP requests that wait for messages at a time; further ones are refused at once."""
+
     def max_body_bytes(self) -> int:
         """Return the largest body that is decompressed for consumers in the process of the broker."""
         return max_body_bytes(self.max_decompressed_size, self.max_message_size)

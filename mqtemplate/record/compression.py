@@ -113,7 +113,8 @@ def decompress_body(body: bytes, sys_flag: int, max_bytes: int = MAX_BODY_BYTES)
 
 
 def _stream_zlib(library: Any, body: bytes, limit: int) -> tuple[bytes, bool]:
-    stream = library.decompressobj()
+    # RocketMQ's gRPC clients pack by gzip, and set no bits for the method: the header says which it is.
+    stream = library.decompressobj(zlib.MAX_WBITS | 32)
     return stream.decompress(body, limit + 1), stream.eof
 
 

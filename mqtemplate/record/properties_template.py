@@ -143,6 +143,10 @@ class AddedProperties:
         properties.update(self._added)
         return properties
 
+    def complete_plain(self, encoded: bytes, unique_id: str, tag: str) -> CompleteProperties:
+        """Complete encoded properties of an ordinary message that this process encoded itself: nothing is checked."""
+        return CompleteProperties(encoded + self._suffix, tags_code(tag), unique_id)
+
     def complete_text(self, text: str | None) -> CompleteProperties | None:
         """Do the same as `complete_encoded` for the text of a request header."""
         return self.complete_encoded(text.encode()) if text and text.isascii() else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from logging import ERROR
 
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.remoting.connection import Connection
+from mqtemplate.remoting.transport import SocketConnection
 
 # --- addresses that take much processor time ------------------------------------------------------
 
@@ -188,7 +188,7 @@ class WorkerPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, connection: Connection, work: Callable[[], None], size: int = 0) -> bool:
+    def submit(self, connection: SocketConnection, work: Callable[[], None], size: int = 0) -> bool:
         """Run *work* in a thread. Return False if there is too much work already, or the pool was stopped.
 
         Args:
@@ -210,7 +210,7 @@ class WorkerPool:
             self._bytes += size
         return True
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: SocketConnection) -> None:
         """Drop the waiting work of a closed connection."""
         with self._changed:
             line = self._lines.get(connection.id)

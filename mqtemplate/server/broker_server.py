@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from mqtemplate.engine.clients import ClientExpiry
 from mqtemplate.engine.engine import Engine, EngineOwner, engine_of
+from mqtemplate.errors import ConfigurationError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import MetricKind, MetricSample
@@ -49,6 +50,9 @@ from mqtemplate.server.state.remote_clients import RemoteClients
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC
+
+if TYPE_CHECKING:
+    from mqtemplate.server.grpc_api.service import GrpcEndpoint
 
 
 class ServerAssembly:
@@ -193,6 +197,10 @@ class BrokerServer(Generic[EngineT]):
         all_processors: Request code -> processor.
         guard: Check of each request before its processor; None without access control.
         remoting: The listener socket and its connections.
+        grpc: The same for the gRPC protocol; None if it is not served.
+
+    Raises:
+        ConfigurationError: A package or a file that the settings need is missing.
     """
 
     def __init__(
@@ -232,11 +240,30 @@ class BrokerServer(Generic[EngineT]):
         admin = register(self.remoting, *parts.admin_processors(lambda: str(self.address), self._reload_config))
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (core.peer_log, core.topics.peer_log, self.remoting.peer_log)
-        sweeps = (core.lock_table.sweep, core.limits.sweep, *(log.summarize for log in logs))
+        self.grpc = self._grpc_endpoint()
+        sweeps = [core.lock_table.sweep, core.limits.sweep, *(log.summarize for log in logs)]
+        if self.grpc is not None:
+            sweeps.append(self.grpc.service.clients.sweep)
         expiry = ClientExpiry(self.clients, clock, settings.client_expire_ms, settings.client_scan_interval_ms, sweeps)
         self._services: list[Service] = [self.hold, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
         served.metrics.add_collector(self._samples)
+
+    def _grpc_endpoint(self) -> GrpcEndpoint | None:
+        """Return the server of the gRPC protocol, if the settings have an address for it.
+
+        Raises:
+            ConfigurationError: Its package is not installed.
+        """
+        settings = self.settings
+        if settings.grpc_listen is None:
+            return None
+        try:
+            from mqtemplate.server.grpc_api.service import GrpcEndpoint
+        except ModuleNotFoundError as exc:
+            raise ConfigurationError(f"grpc-listen is {settings.grpc_listen}, but {exc}") from exc
+        advertised, remoting = settings.grpc_advertise, self._remoting_settings
+        return GrpcEndpoint(self.core, settings.grpc_listen, advertised, remoting, self._heavy, lambda: self.address.ip)
 
     def _samples(self) -> list[MetricSample]:
         samples = [
@@ -313,7 +340,11 @@ class BrokerServer(Generic[EngineT]):
             StoreError: The engine cannot be started; see `Engine.start`.
         """
         self.load()
+        if self.grpc is not None:  # bound first: a port in use is an error before clients are served
+            self.grpc.server.bind()
         self.remoting.start()
+        if self.grpc is not None:
+            self.grpc.start()
         if not self._engine.clock.is_virtual:
             report = self._engine.store.report
             self._thread = ServiceThread("mqtemplate-server", self._services, self._engine.clock, report)
@@ -354,6 +385,8 @@ class BrokerServer(Generic[EngineT]):
         """
         left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
         self.hold.close(left.seconds / 2)  # First: `RemotingServer.stop` waits for the responses to all requests.
+        if self.grpc is not None:
+            self.grpc.stop(left.seconds / 2)
         self.remoting.stop(left.seconds)
         self._parts.deferred_work.close(left.seconds)
         if self._thread is not None:
@@ -426,6 +459,8 @@ class LocalCluster(Generic[EngineT]):
         for server in (self.broker.remoting, self._name_server):
             if server is not None:
                 server.use_tls(loaded)
+        if self.broker.grpc is not None:
+            self.broker.grpc.server.use_tls(load_tls(tls))
 
     @property
     def name_server_address(self) -> HostAddress:

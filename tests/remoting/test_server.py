@@ -16,7 +16,7 @@ from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerClosedError, BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Connection, RemotingServer, RemotingServerSettings
-from mqtemplate.remoting import connection as connection_module
+from mqtemplate.remoting import transport as transport_module
 from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode, SerializeType, Version, encode_command
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import (
@@ -65,7 +65,7 @@ def test_connections_take_turns_in_the_io_thread(
     server: EchoServer, open_peer: OpenPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection with many complete requests waits for the others after each turn; here a turn is one request."""
-    monkeypatch.setattr(connection_module, "_TURN_S", 0.0)
+    monkeypatch.setattr(transport_module, "_TURN_S", 0.0)
     busy, neighbour, gate = open_peer(server), open_peer(server), threading.Event()
     for peer in (busy, neighbour):
         peer.invoke(echo(b"connected"))

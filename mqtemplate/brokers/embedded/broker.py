@@ -208,7 +208,7 @@ class EmbeddedAdmin(BrokerAdmin):
         if not engine.topics.delete(topic):
             raise unknown_name("topic", topic, self.topic_names())
         engine.routes.refresh(topic)
-        engine.offsets.forget(topic=topic)
+        engine.groups.forget_topic(topic)
 
     def groups_of(self, topic: str) -> list[str]:
         members = self._engine.groups.local.members
@@ -276,13 +276,13 @@ class EmbeddedAdmin(BrokerAdmin):
                 "notifies them"
             )
         for queue, queue_offset in offsets.items():
-            self._engine.groups.commit_offset(group, queue, queue_offset)
+            self._engine.groups.reset_offset(group, queue, queue_offset)
 
     def forget_group(self, group: str) -> None:
         groups = self._engine.groups
         if groups.local.has_members(group) or groups.has_remote_members(group):
             raise _has_members(group)
-        self._engine.offsets.forget(group=group)
+        groups.forget(group)
 
 
 def _has_members(group: str) -> UnsupportedError:

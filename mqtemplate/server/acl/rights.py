@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import CheckClientRequestBody, HeartbeatData, LockBatchRequestBody
@@ -107,6 +107,54 @@ def _pending(request: RemotingCommand) -> list[Need]:
     return [Need("topic", None, Right.SUB), Need("group", None, Right.SUB)]
 
 
+# --- needs of calls of the gRPC protocol ----------------------------------------------------------
+
+
+class GrpcRights(NamedTuple):
+    """The rights that calls of one method of RocketMQ's gRPC protocol need.
+
+    Attributes:
+        text: The rights in words, as the documentation shows them.
+        needs: Returns the rights that a call needs by the names in its message.
+    """
+
+    text: str
+    needs: Callable[[Any], list[Need]]
+
+
+def _grpc_topic(right: Right) -> GrpcRights:
+    words = str(right).replace("|", " or ")
+    return GrpcRights(f"{words} on the topic", lambda call: [topic_need(call.topic.name, right)])
+
+
+def _grpc_sent(call: Any) -> list[Need]:
+    return [topic_need(topic, Right.PUB) for topic in sorted({message.topic.name for message in call.messages})]
+
+
+def _grpc_received(call: Any) -> list[Need]:
+    return [group_need(call.group.name), topic_need(call.message_queue.topic.name, Right.SUB)]
+
+
+def _grpc_consumed(call: Any) -> list[Need]:
+    return [group_need(call.group.name), topic_need(call.topic.name, Right.SUB)]
+
+
+def _grpc_group(call: Any) -> list[Need]:
+    return [group_need(call.group.name)] if call.group.name else []
+
+
+def _grpc_settings(call: Any) -> list[Need]:
+    settings = call.settings
+    kind = settings.WhichOneof("pub_sub")
+    if kind == "publishing":
+        return [topic_need(topic.name, Right.PUB) for topic in settings.publishing.topics]
+    if kind == "subscription":
+        subscriptions = settings.subscription.subscriptions
+        topics = [topic_need(each.topic.name, Right.SUB) for each in subscriptions]
+        return [group_need(settings.subscription.group.name), *topics]
+    return []
+
+
 # --- the tables -----------------------------------------------------------------------------------
 
 ANY_ACCOUNT: Mapping[int, str] = MappingProxyType(
@@ -169,6 +217,32 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
     }
 )
 """Codes that need rights to topics or groups. All other codes need an administrator."""
+
+_GRPC_CONSUMED = GrpcRights("SUB on the group and SUB on the topic", _grpc_consumed)
+_GRPC_GROUP = GrpcRights("SUB on the consumer group, if there is one", _grpc_group)
+
+GRPC_RIGHTS: Mapping[str, GrpcRights] = MappingProxyType(
+    {
+        "QueryRoute": _grpc_topic(Right.PUB | Right.SUB),
+        "Heartbeat": _GRPC_GROUP,
+        "SendMessage": GrpcRights("PUB on the topic", _grpc_sent),
+        "QueryAssignment": _GRPC_CONSUMED,
+        "ReceiveMessage": GrpcRights("SUB on the group and SUB on the topic", _grpc_received),
+        "AckMessage": _GRPC_CONSUMED,
+        "ForwardMessageToDeadLetterQueue": _GRPC_CONSUMED,
+        "EndTransaction": _grpc_topic(Right.PUB),
+        "Telemetry": GrpcRights(
+            "PUB on each topic of a producer; SUB on the group and on each topic of a consumer; the client ID is not "
+            "in use by another account",
+            _grpc_settings,
+        ),
+        "NotifyClientTermination": _GRPC_GROUP,
+        "ChangeInvisibleDuration": GrpcRights("SUB on the group", _grpc_group),
+        "RecallMessage": _grpc_topic(Right.PUB),
+        "SyncLiteSubscription": _GRPC_CONSUMED,
+    }
+)
+"""Methods of RocketMQ's gRPC protocol. A method that is not in the table is not served."""
 
 CHANGES = frozenset(
     {

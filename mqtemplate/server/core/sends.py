@@ -194,6 +194,16 @@ class ClientSends:
             return self._put_decoded(send, topic, queue_id), queue_id
         return self._put_complete(send, queue_id, complete), queue_id
 
+    def store_plain(self, send: ClientSend, unique_id: str, tag: str) -> StoredSend:
+        """Store a message of a protocol whose properties are typed: they cannot request a delay or a transaction.
+
+        Args:
+            send: Its topic and its queue exist. Its properties have *unique_id* and *tag*, and no name twice.
+        """
+        queue_id = self.topics.queue(send.topic, send.queue_id)
+        complete = self._properties.complete_plain((send.properties or "").encode(), unique_id, tag)
+        return self._put_complete(send, queue_id, complete)
+
     def _put_complete(self, send: ClientSend, queue_id: int, complete: CompleteProperties) -> StoredSend:
         """Store a message without decoding its properties."""
         engine, topic = self.engine, send.topic

@@ -30,6 +30,7 @@ class ServerCore:
         fast_path: See `BrokerServer`.
 
     Attributes:
+        settings: The *settings* of the arguments.
         access: The *access* of the arguments. It binds client IDs to accounts.
         topics: Topics in the types of the protocol, and for messages.
         groups: Settings of the consumer groups.
@@ -50,6 +51,7 @@ class ServerCore:
         self, engine: Engine, settings: BrokerServerSettings, access: AccessControl, *, fast_path: bool = True
     ) -> None:
         clock, store = engine.clock, engine.store
+        self.settings = settings
         self.access = access
         self.topics = topics = TopicConfigs(engine, settings)
         self.groups = groups = SubscriptionGroupTable(

@@ -242,6 +242,7 @@ class ClientLimits:
         locks: Locks of queues.
         groups: Memberships of connected clients in groups of producers and consumers.
         subscriptions: Subscriptions of connected consumers. Long expressions count several times.
+        grpc_clients: Clients of the gRPC protocol that have sent their settings.
         topics: Topics that first messages create.
         new_groups: Consumer groups that clients create.
     """
@@ -267,6 +268,7 @@ class ClientLimits:
         self.locks = quota("locks", "locks", "max_queue_locks")
         self.groups = quota("groups", "groups", "max_client_groups")
         self.subscriptions = quota("subscriptions", "subscriptions", "max_subscriptions")
+        self.grpc_clients = quota("grpc_clients", "gRPC clients", "max_grpc_clients")
         rate = CreationRate(settings.auto_create_burst, settings.auto_create_per_second)
         refused = metrics.counter("server.refused.created")
 

@@ -73,6 +73,10 @@ class ConnectionChannel:
     def is_open(self) -> bool:
         return self.connection.is_open
 
+    @property
+    def is_reachable(self) -> bool:
+        return self.connection.is_open
+
     def tell(self, notice: ClientNotice) -> None:
         self.connection.send_one_way(_notice_request(notice, *self.broker))
 

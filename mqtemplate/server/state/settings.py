@@ -21,6 +21,14 @@ class ServerOptions:
     listen: HostAddress = HostAddress("127.0.0.1", 10911)
     """Address of the listener socket; with port 0 the operating system chooses the port."""
 
+    grpc_listen: HostAddress | None = None
+    """Address for RocketMQ's gRPC clients, such as ``127.0.0.1:8081``; without it they are not served. Needs the extra
+    ``grpc``."""
+
+    grpc_advertise: HostAddress | None = None
+    """Address that gRPC clients get, a host name or a numeric address with a port: all their calls go there. By default
+    the host of ``advertise``, with the port of *grpc_listen*."""
+
     cluster_name: Annotated[str, MinLen(1)] = "DefaultCluster"
     """Name of the cluster in routes and in the property ``CLUSTER`` of messages."""
 
@@ -75,6 +83,12 @@ class ServerOptions:
 
     max_subscriptions_per_connection: Annotated[int, Ge(1)] = 10_000
     """The same for one connection."""
+
+    max_grpc_clients: Annotated[int, Ge(1)] = 100_000
+    """Most clients of the gRPC protocol that are known by their settings."""
+
+    max_grpc_clients_per_connection: Annotated[int, Ge(1)] = 1_000
+    """The same for those that sent their settings over one connection."""
 
     max_topics: Annotated[int, Ge(1)] = 20_000
     """With so many topics, first messages create no more. An administrator may."""

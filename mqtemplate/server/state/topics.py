@@ -37,7 +37,7 @@ _log = get_logger("mqtemplate.server")
 _TOPICS_WITH_ONE_QUEUE = (OFFSET_MOVED_TOPIC, HALF_TOPIC, OP_TOPIC, SELF_TEST_TOPIC, TRACE_TOPIC)
 
 _ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
-    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"),
+    "message.type": ("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY", "LITE"),
     "queue.type": ("SimpleCQ",),
     "cleanup.policy": ("DELETE",),
 }

@@ -13,7 +13,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.remoting import connection as connection_module
+from mqtemplate.remoting import transport as transport_module
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.messages import encode_batch
@@ -135,4 +135,4 @@ def records(server: BrokerServer) -> list[StoredRecord]:
 
 def in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no turn of a connection end: on a busy machine that would divide what was read together."""
-    monkeypatch.setattr(connection_module, "_TURN_S", 3_600.0)
+    monkeypatch.setattr(transport_module, "_TURN_S", 3_600.0)

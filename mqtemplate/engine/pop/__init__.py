@@ -1,0 +1,1 @@
+"""POP: consumption of messages one by one, without queues that belong to consumers."""

@@ -1,0 +1,199 @@
+"""The progress of all groups that read by POP, by group, topic and queue; the times at which deliveries expire."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from mqtemplate.engine.pop.pop_queue import Event, PopQueue
+from mqtemplate.message import MessageQueue
+from mqtemplate.store.tables import ConsumerOffsets
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
+
+FORGOTTEN = "F"
+"""Event of a queue whose group or topic was deleted; the others are in `PopQueue`."""
+
+
+class QueueKey(NamedTuple):
+    """A queue, and a group that reads it by POP."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+class QueueSpans(Protocol):
+    """The offsets of the queues of a broker; see `mqtemplate.engine.reader.QueueReader`."""
+
+    def min_offset(self, queue: MessageQueue) -> int: ...
+    def max_offset(self, queue: MessageQueue) -> int: ...
+    def is_young(self, queue: MessageQueue) -> bool: ...
+
+
+class TrackedQueue:
+    """Progress of a group in one queue, with its lock.
+
+    Attributes:
+        lock: Held during each use of *state*.
+        due_ms: Time for which an expiry is scheduled; None without one.
+        committed: The offset that was committed last; None before the first commit.
+        is_gone: The group or the topic was deleted.
+    """
+
+    __slots__ = ("committed", "due_ms", "is_gone", "key", "lock", "queue", "state")
+
+    def __init__(self, key: QueueKey, queue: MessageQueue, state: PopQueue, committed: int | None) -> None:
+        self.key = key
+        self.queue = queue
+        self.state = state
+        self.committed = committed
+        self.lock = threading.Lock()
+        self.due_ms: int | None = None
+        self.is_gone = False
+
+
+class PopProgress:
+    """The progress of groups in queues.
+
+    The committed offset of a group is the first queue offset that is not done. Members that pull use the same table.
+
+    Args:
+        note: Notes an event of a queue; see `PopQueue`.
+
+    Attributes:
+        find: Returns the progress in a queue; None if the group has not read it by POP.
+    """
+
+    def __init__(
+        self,
+        offsets: ConsumerOffsets,
+        spans: QueueSpans,
+        broker_name: str,
+        note: Callable[[QueueKey, Event], None],
+    ) -> None:
+        self._offsets = offsets
+        self._spans = spans
+        self._broker_name = broker_name
+        self._note = note
+        self._lock = threading.Lock()
+        self._queues: dict[QueueKey, TrackedQueue] = {}
+        self.find: Callable[[QueueKey], TrackedQueue | None] = self._queues.get
+        self._due: list[tuple[int, int, TrackedQueue]] = []  # heap; an entry is stale if its queue has another time
+        self._numbers = itertools.count()
+        self._wake: Callable[[], None] = lambda: None
+
+    def __iter__(self) -> Iterator[TrackedQueue]:
+        """Iterate over all queues."""
+        return iter(list(self._queues.values()))
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Call *wake* when the first expiry is earlier than before."""
+        self._wake = wake
+
+    def track(self, key: QueueKey, *, from_last: bool) -> TrackedQueue:
+        """Return the progress in a queue, from the first offset of the group if it is new."""
+        tracked = self._queues.get(key)
+        if tracked is None:
+            queue = MessageQueue(key.topic, self._broker_name, key.queue_id)
+            start = self._start(key, queue, from_last)
+            with self._lock:
+                tracked = self._queues.get(key)
+                if tracked is None:
+                    state = PopQueue(start, partial(self._note, key))
+                    tracked = self._queues[key] = TrackedQueue(key, queue, state, None)
+        return tracked
+
+    def restore(self, key: QueueKey) -> PopQueue:
+        """Return the state of a queue, to which events of an earlier run are applied. `settle` it then."""
+        tracked = self._queues.get(key)
+        if tracked is None:
+            queue = MessageQueue(key.topic, self._broker_name, key.queue_id)
+            state = PopQueue(0, partial(self._note, key))
+            tracked = self._queues[key] = TrackedQueue(key, queue, state, self._offsets.offset(*key))
+        return tracked.state
+
+    def _start(self, key: QueueKey, queue: MessageQueue, from_last: bool) -> int:
+        """Return the first queue offset of a group. Source: ``PopMessageProcessor.getInitOffset``."""
+        low, committed = self._spans.min_offset(queue), self._offsets.offset(*key)
+        if committed is not None:
+            return max(low, committed)
+        if not from_last or key.topic.startswith(RETRY_TOPIC_PREFIX) or self._spans.is_young(queue):
+            return low
+        return max(low, self._spans.max_offset(queue) - 1)
+
+    # --- with the lock of the queue ------------------------------------------------------------
+
+    def begin(self, tracked: TrackedQueue, *, from_last: bool) -> None:
+        """Compare the state with the committed offset and with the queue, before a pop.
+
+        The group may have been deleted, and a member that pulls may have committed an offset: that of the group is the
+        higher one. After a power failure the queue may be shorter than before.
+        """
+        state, committed = tracked.state, self._offsets.offset(*tracked.key)
+        if committed is None and tracked.committed is not None:
+            state.reset(self._start(tracked.key, tracked.queue, from_last))
+        elif committed is not None and committed != tracked.committed and committed > state.next:
+            state.read_to(min(committed, self._spans.max_offset(tracked.queue)))
+        if state.next > (high := self._spans.max_offset(tracked.queue)):
+            state.cut(high)
+        tracked.committed = committed
+
+    def settle(self, tracked: TrackedQueue) -> None:
+        """Commit the offset, and schedule the next expiry, after a change."""
+        if tracked.is_gone:
+            return
+        state = tracked.state
+        if tracked.committed != state.base:
+            tracked.committed = state.base
+            self._offsets.commit(*tracked.key, state.base)
+        due_ms = state.next_due_ms
+        if due_ms is not None and (tracked.due_ms is None or due_ms < tracked.due_ms):
+            tracked.due_ms = due_ms
+            with self._lock:
+                heapq.heappush(self._due, (due_ms, next(self._numbers), tracked))
+                is_first = self._due[0][2] is tracked
+            if is_first:
+                self._wake()
+
+    def has_offset(self, key: QueueKey) -> bool:
+        """Return True if the group has a committed offset in a queue."""
+        return self._offsets.offset(*key) is not None
+
+    def is_forgotten(self, tracked: TrackedQueue) -> bool:
+        """Return True if the offset of the group was deleted, as with its topic."""
+        return tracked.committed is not None and self._offsets.offset(*tracked.key) is None
+
+    # --- expiry --------------------------------------------------------------------------------
+
+    def take_due(self, now_ms: int) -> TrackedQueue | None:
+        """Return a queue with an expiry that is due. `settle` schedules its next one."""
+        with self._lock:
+            while self._due and self._due[0][0] <= now_ms:
+                due_ms, _, tracked = heapq.heappop(self._due)
+                if tracked.due_ms == due_ms:
+                    tracked.due_ms = None
+                    return tracked
+        return None
+
+    def next_due_ms(self) -> int | None:
+        """Return the time of the next expiry; it may belong to a delivery that has ended."""
+        with self._lock:
+            return self._due[0][0] if self._due else None
+
+    # --- forgetting ----------------------------------------------------------------------------
+
+    def forget(self, belongs: Callable[[QueueKey], bool]) -> None:
+        """Forget the queues for which *belongs* returns True."""
+        for tracked in self:
+            if belongs(tracked.key):
+                with tracked.lock:
+                    tracked.is_gone = True
+                    tracked.state = PopQueue(0)
+                    tracked.due_ms = None
+                    self._note(tracked.key, [FORGOTTEN])
+                with self._lock:
+                    self._queues.pop(tracked.key, None)

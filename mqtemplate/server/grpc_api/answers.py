@@ -1,0 +1,80 @@
+"""Answers to calls: at once, from a worker thread, or when what they report is durable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from logging import ERROR
+from typing import Any
+
+from mqtemplate.clock import Clock
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.grpc_protos import protos
+from mqtemplate.grpc_protos.enums import Code
+from mqtemplate.http2.grpc_server import GrpcCall, GrpcServer
+from mqtemplate.server.grpc_api.messages import set_now
+from mqtemplate.server.grpc_api.status import error_status, is_expected, status
+
+_log = get_logger("mqtemplate.server")
+
+Work = Callable[[], Any]
+"""Function that returns the answer as a message, or None: it answers later."""
+
+_RECEIVE = protos.method_path("ReceiveMessage")
+
+
+def status_answer(found: Any) -> bytes:
+    """Return the answer of any unary method that only has a status: it is field 1 in all of them."""
+    return bytes(protos.QueryRouteResponse(status=found).SerializeToString())
+
+
+class GrpcAnswers:
+    """Runs the work of calls and answers them, with a status if it raises an error."""
+
+    def __init__(self, server: GrpcServer, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self._peer_log = LimitedLog(_log, clock.steady_ms)
+
+    def now(self, call: GrpcCall, work: Work) -> None:
+        """Run *work* in this thread."""
+        try:
+            answer = work()
+        except Exception as exc:
+            self.fail(call, exc)
+        else:
+            if answer is not None:
+                call.reply(answer.SerializeToString())
+
+    def later(self, call: GrpcCall, work: Work) -> None:
+        """Run *work* in a worker thread: it writes a table, reads many messages, or computes for long."""
+        self._server.run(call, lambda: self.now(call, work))
+
+    def fail(self, call: GrpcCall, error: Exception) -> None:
+        """Answer a call whose work raised an error."""
+        if not is_expected(error):
+            self.log_unexpected(call, error)
+        found = error_status(error)
+        if call.method == _RECEIVE:
+            self.end_receive(call, found)
+        else:
+            call.reply(status_answer(found))
+
+    def log_unexpected(self, call: GrpcCall, error: Exception) -> None:
+        """Log an error that is a defect of the server, or of its disk."""
+        self._peer_log.log(ERROR, "server.request_failed", request=call.method, exc_info=error)
+
+    def end_receive(self, call: GrpcCall, found: Any, messages: tuple[Any, ...] | list[Any] = ()) -> None:
+        """Answer a receive: the status, the messages, and the time. The stream always ends, since clients wait."""
+        response = protos.ReceiveMessageResponse
+        call.write(response(status=found).SerializeToString())
+        for message in messages:
+            call.write(response(message=message).SerializeToString())
+        last = response()
+        set_now(last.delivery_timestamp, self._clock.now_ms())
+        call.write(last.SerializeToString())
+        call.finish()
+
+
+def ok() -> Any:
+    """Return the status of success."""
+    return status(Code.OK)

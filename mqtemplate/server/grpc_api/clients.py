@@ -1,0 +1,347 @@
+"""The gRPC clients of a server: their settings, their groups, and the stream on which the server tells them something.
+
+A client is known by its ID. It may use several connections, and its stream may break and come back: it stays a member
+of its groups until it leaves, or sends no heartbeat for too long.
+
+Source: RocketMQ ``proxy: ClientActivity``, ``GrpcClientChannel``, ``GrpcClientSettingsManager``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from mqtemplate.engine.checkers import TransactionCheck
+from mqtemplate.engine.clients import ClientNotice, Owner
+from mqtemplate.event_log import get_logger
+from mqtemplate.grpc_protos import protos
+from mqtemplate.grpc_protos.enums import ClientType, Code, FilterType
+from mqtemplate.http2.grpc_server import GrpcCall
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.protocol.bodies.group import ConsumerData
+from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
+from mqtemplate.server.core.server_core import ServerCore
+from mqtemplate.server.grpc_api.checks import check_client_properties, check_group_name, check_topic_name
+from mqtemplate.server.grpc_api.client_settings import CONSUMER_TYPES, merged_consumer, merged_producer
+from mqtemplate.server.grpc_api.context import GrpcContext
+from mqtemplate.server.grpc_api.messages import milliseconds
+from mqtemplate.server.grpc_api.status import GrpcRefusedError
+from mqtemplate.server.requests.refusal import RefusedError
+
+_log = get_logger("mqtemplate.server")
+
+_ids = itertools.count(-1, -1)
+"""Clients have numbers of their own among the channels: one connection may have several, and one several."""
+
+_REQUEST_TIMEOUT_MS = 3_000
+_LITE_TYPES = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
+
+
+def filter_of(expression: Any) -> tuple[str, str]:
+    """Return the type and the text of a ``FilterExpression``, as a subscription has them."""
+    kind = "SQL92" if expression.type == FilterType.SQL else "TAG"
+    return kind, expression.expression or "*"
+
+
+@dataclass(slots=True, eq=False)
+class GrpcClient:
+    """One client, by its ID. A `ClientChannel`.
+
+    Attributes:
+        owner: The connection of its first settings, as limits count it.
+        stream: The newest stream of telemetry; None while there is none.
+        settings: ``apache.rocketmq.v2.Settings`` as the client sent them last.
+        producer_topics: Topics of a producer: each is the name of its producer group.
+        groups: Consumer groups of a consumer.
+    """
+
+    client_id: str
+    language: str
+    version: int
+    access_key: str | None
+    remote_address: HostAddress
+    owner: Owner
+    last_update_ms: int
+    check_command: Callable[[TransactionCheck], bytes]
+    on_end: Callable[[GrpcClient], None]
+    id: int = field(default_factory=lambda: next(_ids))
+    stream: GrpcCall | None = None
+    settings: Any = None
+    producer_topics: frozenset[str] = frozenset()
+    group: str | None = None
+    is_open: bool = True
+
+    @property
+    def kind(self) -> int:
+        """The `ClientType`; 0 before the client has sent settings."""
+        return 0 if self.settings is None else int(self.settings.client_type)
+
+    @property
+    def request_timeout_ms(self) -> int:
+        """Timeout of the client's requests, but for receives."""
+        found = 0 if self.settings is None else milliseconds(self.settings.request_timeout)
+        return found if found > 0 else _REQUEST_TIMEOUT_MS
+
+    @property
+    def is_reachable(self) -> bool:
+        return self.is_open and self.stream is not None
+
+    def tell(self, notice: ClientNotice) -> None:
+        """Send a transaction check. Changed groups mean nothing here: no client assigns queues to itself."""
+        if isinstance(notice, TransactionCheck):
+            self.command(self.check_command(notice))
+
+    def command(self, message: bytes) -> bool:
+        """Send a ``TelemetryCommand``. Return False if the client has no stream: the command is lost."""
+        stream = self.stream
+        if stream is None:
+            return False
+        stream.write(message)
+        return True
+
+    def close(self, reason: str) -> None:
+        _log.debug("server.grpc_client_ended", client=self.client_id, reason=reason)
+        self.on_end(self)
+
+
+class GrpcClients:
+    """The clients of one server by their IDs. Thread-safe.
+
+    Args:
+        core: Has the groups of all clients.
+        check_command: Returns the command with which a client gets a transaction check.
+        end_session: Called with the ID of a client that is gone: its renewed messages become visible.
+    """
+
+    def __init__(
+        self, core: ServerCore, check_command: Callable[[TransactionCheck], bytes], end_session: Callable[[str], None]
+    ) -> None:
+        self._core = core
+        self._clock = core.registration.engine.clock
+        self._expire_ms = core.settings.client_expire_ms
+        self._check_command = check_command
+        self._end_session = end_session
+        self._lock = threading.Lock()
+        self._clients: dict[str, GrpcClient] = {}
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return len(self._clients)
+
+    def find(self, context: GrpcContext) -> GrpcClient | None:
+        """Return the client of a call, or None if it has sent no settings.
+
+        Raises:
+            GrpcRefusedError: The client with this ID belongs to another account.
+        """
+        client = self._clients.get(context.client_id)
+        if client is not None and client.access_key != context.caller.account:
+            raise _other_account(context)
+        return client
+
+    # --- settings ------------------------------------------------------------------------------
+
+    def report(self, context: GrpcContext, settings: Any) -> Any:
+        """Take over the settings of a client, and return them with those that the server decides.
+
+        A missing group is created, for which tables are written.
+
+        Raises:
+            GrpcRefusedError, RefusedError: The settings are invalid, or the client has too many groups.
+            StoreError: A table could not be written.
+        """
+        kind = settings.WhichOneof("pub_sub")
+        if kind is None:
+            raise GrpcRefusedError(
+                Code.UNRECOGNIZED_CLIENT_TYPE, "the settings have neither publishing nor subscription"
+            )
+        check_client_properties(settings.client_properties)
+        if kind == "publishing":
+            topics = frozenset(check_topic_name(topic.name) for topic in settings.publishing.topics)
+            client = self._updated(context, settings)
+            self._register_producer(client, topics)
+            return merged_producer(settings, self._core.registration.engine.settings.max_message_size)
+        if settings.client_type in _LITE_TYPES:
+            raise GrpcRefusedError(Code.NOT_IMPLEMENTED, "lite topics are not implemented; use a push consumer")
+        group = check_group_name(settings.subscription.group.name)
+        subscriptions = [self._subscription(entry) for entry in settings.subscription.subscriptions]
+        self._core.creations.group(context.caller, group)
+        client = self._updated(context, settings)
+        self._register_consumer(client, group, subscriptions)
+        return merged_consumer(settings, self._core.creations.group(context.caller, group))
+
+    def _subscription(self, entry: Any) -> SubscriptionData:
+        topic = check_topic_name(entry.topic.name)
+        kind, expression = filter_of(entry.expression)
+        self._core.subscriptions.compile(kind, expression)
+        return SubscriptionData(
+            topic=topic, sub_string=expression, expression_type=kind, sub_version=self._clock.now_ms()
+        )
+
+    def _updated(self, context: GrpcContext, settings: Any) -> GrpcClient:
+        """Return the client with new settings; it is created if it is new."""
+        caller = context.caller
+        try:
+            self._core.access.bind_client(caller, context.client_id)
+        except RefusedError as exc:
+            raise GrpcRefusedError(Code.UNAUTHORIZED, str(exc)) from exc
+        client = self.of(context)
+        client.settings = settings
+        return client
+
+    def of(self, context: GrpcContext) -> GrpcClient:
+        """Return the client of a call, which lives. It is added without settings if it is unknown.
+
+        After a restart of the server a client may receive messages for minutes before it sends its settings again.
+
+        Raises:
+            GrpcRefusedError: The client with this ID belongs to another account.
+            RefusedError: The connection has too many clients.
+        """
+        caller = context.caller
+        with self._lock:
+            client = self._clients.get(context.client_id)
+            if client is not None and client.access_key != caller.account:
+                raise _other_account(context)
+            if client is None:
+                self._core.limits.grpc_clients.take(caller.owner)
+                client = self._clients[context.client_id] = GrpcClient(
+                    context.client_id,
+                    context.language,
+                    caller.version,
+                    caller.account,
+                    caller.connection.remote,
+                    caller.owner,
+                    self._clock.steady_ms(),
+                    self._check_command,
+                    self.end,
+                )
+            client.last_update_ms = self._clock.steady_ms()
+        return client
+
+    def _register_producer(self, client: GrpcClient, topics: frozenset[str]) -> None:
+        for topic in client.producer_topics - topics:
+            self._core.clients.unregister_producer(topic, client.id)
+        client.producer_topics = topics
+        self._refresh(client, topics, [], without_sub=True)
+
+    def _register_consumer(self, client: GrpcClient, group: str, subscriptions: list[SubscriptionData]) -> None:
+        if client.group not in (None, group):
+            self._core.clients.unregister_consumer(client.group or "", client.id)
+        client.group = group
+        self._refresh(client, (), [_consumer(client, group, subscriptions)], without_sub=False)
+
+    def _refresh(
+        self,
+        client: GrpcClient,
+        topics: frozenset[str] | tuple[()],
+        consumers: list[ConsumerData],
+        *,
+        without_sub: bool,
+    ) -> None:
+        registered = self._core.registration.register(client, topics, consumers, without_sub=without_sub)
+        if registered.refusals:
+            raise registered.refusals[0]
+
+    def attach(self, context: GrpcContext) -> None:
+        """Use the stream of a call for commands to its client. An older one ends."""
+        with self._lock:
+            client = self._clients.get(context.client_id)
+            if client is None or client.stream is context.call:
+                return
+            older, client.stream = client.stream, context.call
+        if older is not None:
+            older.finish()
+        if client.producer_topics:
+            self._core.registration.engine.transactions.producer_connected()
+
+    def detach(self, call: GrpcCall, client_id: str) -> None:
+        """Use the stream of a call no longer: it is closed."""
+        with self._lock:
+            client = self._clients.get(client_id)
+            if client is not None and client.stream is call:
+                client.stream = None
+
+    # --- heartbeats and ends -------------------------------------------------------------------
+
+    def heartbeat(self, context: GrpcContext) -> None:
+        """Keep a client in its groups.
+
+        Raises:
+            GrpcRefusedError: It has sent no settings, or is of a kind that the server does not know.
+            RefusedError: Its group cannot be joined any more.
+        """
+        client = self._known(context)
+        if client.settings.HasField("publishing"):
+            self._refresh(client, client.producer_topics, [], without_sub=True)
+        elif client.kind in CONSUMER_TYPES and client.group is not None:
+            self._refresh(client, (), [_consumer(client, client.group, [])], without_sub=True)
+        else:
+            raise GrpcRefusedError(
+                Code.UNRECOGNIZED_CLIENT_TYPE,
+                f"clients of type {client.kind} are not served; use a producer, a push consumer or a simple consumer",
+            )
+
+    def terminate(self, context: GrpcContext) -> None:
+        """End a client that leaves.
+
+        Raises:
+            GrpcRefusedError: It has sent no settings.
+        """
+        self.end(self._known(context))
+
+    def _known(self, context: GrpcContext) -> GrpcClient:
+        client = self.find(context)
+        if client is not None:
+            client.last_update_ms = self._clock.steady_ms()
+        if client is None or client.settings is None:
+            raise GrpcRefusedError(
+                Code.UNRECOGNIZED_CLIENT_TYPE,
+                f"cannot find client settings of {context.client_id!r}; send them on the telemetry stream",
+            )
+        return client
+
+    def end(self, client: GrpcClient) -> None:
+        """Remove a client from its groups, end its stream, and release its messages."""
+        with self._lock:
+            if self._clients.get(client.client_id) is not client:
+                return
+            del self._clients[client.client_id]
+            client.is_open = False
+            stream, client.stream = client.stream, None
+        self._core.limits.grpc_clients.give(client.owner)
+        if stream is not None:
+            stream.finish()
+        self._end_session(client.client_id)
+        self._core.clients.forget(client.id)  # the last: it notifies other clients, which may fail
+
+    def sweep(self) -> None:
+        """End the clients that have sent nothing for too long; those in no group too."""
+        limit_ms = self._clock.steady_ms() - self._expire_ms
+        for client in list(self._clients.values()):
+            if client.last_update_ms < limit_ms:
+                client.close("no heartbeat")
+
+
+def _consumer(client: GrpcClient, group: str, subscriptions: list[SubscriptionData]) -> ConsumerData:
+    is_push = client.kind == ClientType.PUSH_CONSUMER
+    return ConsumerData(
+        group_name=group,
+        consume_type="CONSUME_PASSIVELY" if is_push else "CONSUME_ACTIVELY",
+        subscription_data_set=subscriptions,
+    )
+
+
+def _other_account(context: GrpcContext) -> GrpcRefusedError:
+    return GrpcRefusedError(
+        Code.UNAUTHORIZED,
+        f"client ID {context.client_id[:64]!r} is in use by another account; give this client another ID",
+    )
+
+
+def status_command(status: Any) -> bytes:
+    """Return a command that only has a status."""
+    return bytes(protos.TelemetryCommand(status=status).SerializeToString())

@@ -1,0 +1,302 @@
+"""The service ``apache.rocketmq.v2.MessagingService`` on a gRPC server: every method of RocketMQ's proxy.
+
+PullMessage, UpdateOffset, GetOffset and QueryOffset are not registered, as in RocketMQ's proxy: gRPC answers
+UNIMPLEMENTED.
+
+Source: RocketMQ ``proxy: GrpcMessagingApplication``, ``DefaultGrpcMessingActivity``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from mqtemplate.engine.pop.pop import PopService
+from mqtemplate.errors import StoreError
+from mqtemplate.grpc_protos import protos
+from mqtemplate.grpc_protos.enums import Code
+from mqtemplate.http2.grpc_server import GrpcCall, GrpcLimits, GrpcServer, GrpcStatus, GrpcStreamHandler
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.settings import RemotingServerSettings
+from mqtemplate.remoting.worker_pool import HeavyWork
+from mqtemplate.server.core.server_core import ServerCore
+from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
+from mqtemplate.server.grpc_api.clients import GrpcClients, status_command
+from mqtemplate.server.grpc_api.consuming import GrpcConsuming
+from mqtemplate.server.grpc_api.context import GrpcContext, GrpcContexts
+from mqtemplate.server.grpc_api.producing import GrpcProducing
+from mqtemplate.server.grpc_api.status import GrpcRefusedError, code_of, error_status, is_expected
+from mqtemplate.server.requests.registration import MAX_BODY_BYTES
+
+_Handler = Callable[[GrpcContext, Any], Any]
+
+_WITH_BODIES = "SendMessage"
+"""The only method whose messages may be larger than `MAX_BODY_BYTES`."""
+
+
+class GrpcEndpoint:
+    """The gRPC server of a broker server, and its service.
+
+    Args:
+        advertised: Address in routes. Its port 0 stands for the real one. None: *host*, with the real port.
+        remoting: TLS and limits of the connections are the same for both protocols.
+        host: Returns the host that clients of the other protocol connect to.
+
+    Attributes:
+        server: The listener socket and its connections.
+        service: The methods.
+
+    Raises:
+        ConfigurationError: A file in the TLS settings cannot be used.
+    """
+
+    def __init__(
+        self,
+        core: ServerCore,
+        listen: HostAddress,
+        advertised: HostAddress | None,
+        remoting: RemotingServerSettings,
+        heavy: HeavyWork,
+        host: Callable[[], str],
+    ) -> None:
+        engine = core.registration.engine
+        given = {each.name: getattr(remoting, each.name) for each in fields(RemotingServerSettings)}
+        del given["max_partial_bytes"]  # a frame of this protocol may be larger
+        self.server = GrpcServer(listen, engine.clock, GrpcLimits(**given), engine.metrics, heavy=heavy)
+        self._advertised = advertised
+        self._host = host
+        self.service = MessagingService(self.server, core, engine.pop, lambda: self.address)
+
+    @property
+    def address(self) -> HostAddress:
+        """Address in routes."""
+        port = self.server.address.port
+        if self._advertised is None:
+            return HostAddress(self._host(), port)
+        return HostAddress(self._advertised.ip, self._advertised.port or port)
+
+    def start(self) -> None:
+        """Accept connections.
+
+        Raises:
+            BrokerError: The server cannot listen on its address.
+        """
+        self.server.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End all calls and close all connections. It waits for calls in progress up to *timeout_s*."""
+        self.service.close()
+        self.server.stop(timeout_s)
+
+
+class _Method(NamedTuple):
+    """A unary or server streaming method.
+
+    Attributes:
+        request: Class of its message.
+        handler: Returns the answer; None if it answers later.
+    """
+
+    name: str
+    request: Any
+    handler: _Handler
+
+
+class MessagingService:
+    """RocketMQ 5's gRPC protocol over the core of a server.
+
+    Args:
+        address: Returns the address that routes tell clients: all calls go there.
+
+    Attributes:
+        clients: The clients by their IDs.
+    """
+
+    def __init__(
+        self, server: GrpcServer, core: ServerCore, pop: PopService, address: Callable[[], HostAddress]
+    ) -> None:
+        engine = core.registration.engine
+        self._server = server
+        self._answers = GrpcAnswers(server, engine.clock)
+        self._contexts = GrpcContexts(core.access, engine.clock)
+        self._creations = core.creations
+        producing = GrpcProducing(core, self._answers, address)
+        self.clients = GrpcClients(core, producing.check_command, pop.end_session)
+        self._consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, producing.broker)
+        self._streams: set[_Telemetry] = set()
+        engine.metrics.gauge("server.grpc_clients", lambda: len(self.clients))
+        for name, handler in (
+            ("QueryRoute", producing.query_route),
+            ("Heartbeat", self._heartbeat),
+            ("SendMessage", producing.send),
+            ("QueryAssignment", consuming.query_assignment),
+            ("ReceiveMessage", consuming.receive),
+            ("AckMessage", consuming.ack),
+            ("ForwardMessageToDeadLetterQueue", consuming.forward),
+            ("EndTransaction", producing.end_transaction),
+            ("NotifyClientTermination", self._terminate),
+            ("ChangeInvisibleDuration", consuming.change_invisible),
+            ("RecallMessage", producing.recall),
+            ("SyncLiteSubscription", _refuse_lite),
+        ):
+            method = _Method(name, getattr(protos, f"{name}Request"), handler)
+            server.register(protos.method_path(name), self._unary(method))
+        server.register_stream(protos.method_path("Telemetry"), self._open_telemetry)
+        server.on_close(lambda connection: core.access.client_ids.forget(connection.id))
+
+    def _unary(self, method: _Method) -> Callable[[GrpcCall, bytes], None]:
+        name, request_class, handler = method
+        contexts, answers = self._contexts, self._answers
+
+        def handle(call: GrpcCall, data: bytes) -> None:
+            try:
+                context = contexts.of(call, name)
+                if len(data) > MAX_BODY_BYTES and name != _WITH_BODIES:
+                    raise GrpcRefusedError(
+                        Code.PAYLOAD_TOO_LARGE, f"the request has {len(data)} bytes, allowed are {MAX_BODY_BYTES}"
+                    )
+                request = request_class.FromString(data)
+                contexts.check_rights(context, name, request)
+            except DecodeError as exc:
+                call.finish(GrpcStatus.INTERNAL, f"the message is not a {name}Request: {exc}")
+            except Exception as exc:
+                answers.fail(call, exc)
+            else:
+                answers.now(call, lambda: handler(context, request))
+
+        return handle
+
+    # --- clients -------------------------------------------------------------------------------
+
+    def _heartbeat(self, context: GrpcContext, request: Any) -> Any:
+        client = self.clients.find(context)
+        if client is not None and client.group is not None and not self._creations.has_group(client.group):
+            self._answers.later(context.call, lambda: self._heard(context))  # the group was deleted
+            return None
+        return self._heard(context)
+
+    def _heard(self, context: GrpcContext) -> Any:
+        self.clients.heartbeat(context)
+        return protos.HeartbeatResponse(status=ok())
+
+    def _terminate(self, context: GrpcContext, request: Any) -> Any:
+        self.clients.terminate(context)
+        return protos.NotifyClientTerminationResponse(status=ok())
+
+    def close(self) -> None:
+        """Answer the receives that wait, and end the streams of all clients: the server stops."""
+        self._consuming.close()
+        for stream in list(self._streams):
+            stream.end()
+
+    # --- telemetry -----------------------------------------------------------------------------
+
+    def _open_telemetry(self, call: GrpcCall) -> GrpcStreamHandler:
+        try:
+            context = self._contexts.of(call, "Telemetry")
+        except GrpcRefusedError as exc:
+            call.write(status_command(error_status(exc)))
+            call.finish()
+            return _ClosedStream()
+        stream = _Telemetry(self, context)
+        self._streams.add(stream)
+        return stream
+
+    def forget(self, stream: _Telemetry, context: GrpcContext) -> None:
+        """Forget a stream that has ended."""
+        self._streams.discard(stream)
+        self.clients.detach(context.call, context.client_id)
+
+    def report(self, context: GrpcContext, command: Any) -> None:
+        """Take over the settings of a client, and answer with the ones that hold."""
+        call = context.call
+        try:
+            self._contexts.check_rights(context, "Telemetry", command)
+            settings = self.clients.report(context, command.settings)
+        except Exception as exc:
+            self._end_telemetry(call, exc)
+            return
+        # Python ignores an answer without the status.
+        call.write(protos.TelemetryCommand(status=ok(), settings=settings).SerializeToString())
+        self.clients.attach(context)
+        if not call.is_open:  # it was closed before it was attached
+            self.clients.detach(call, context.client_id)
+
+    def _end_telemetry(self, call: GrpcCall, error: Exception) -> None:
+        code = code_of(error)
+        if code is Code.UNAUTHORIZED:
+            call.write(status_command(error_status(error)))
+            call.finish()
+        elif code in _INVALID:
+            call.finish(GrpcStatus.INVALID_ARGUMENT, str(error))
+        elif code is Code.TOO_MANY_REQUESTS:
+            call.finish(GrpcStatus.RESOURCE_EXHAUSTED, str(error))
+        else:
+            if not is_expected(error) and not isinstance(error, StoreError):
+                self._answers.log_unexpected(call, error)
+            call.finish(GrpcStatus.INTERNAL, str(error) or type(error).__name__)
+
+    def run(self, call: GrpcCall, work: Callable[[], None]) -> None:
+        """Run *work* in a worker thread."""
+        self._server.run(call, work)
+
+
+_INVALID = frozenset(
+    {code for code in Code if Code.BAD_REQUEST <= code < Code.UNAUTHORIZED} | {Code.CONSUMER_GROUP_NOT_FOUND}
+)
+"""Codes of settings that are wrong: a client that sends them again gets the same answer."""
+
+
+class _ClosedStream:
+    """Ignores what still arrives on a stream that was ended when it opened."""
+
+    def on_message(self, message: bytes) -> None:
+        """Ignore it."""
+
+    def on_half_closed(self) -> None:
+        """Ignore it."""
+
+    def on_closed(self) -> None:
+        """Ignore it."""
+
+
+class _Telemetry:
+    """The stream of one client: it sends settings, and the server commands."""
+
+    def __init__(self, service: MessagingService, context: GrpcContext) -> None:
+        self._service = service
+        self._context = context
+
+    def on_message(self, message: bytes) -> None:
+        call = self._context.call
+        if len(message) > MAX_BODY_BYTES:
+            call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a command has at most {MAX_BODY_BYTES} bytes")
+            return
+        try:
+            command = protos.TelemetryCommand.FromString(message)
+        except DecodeError as exc:
+            call.finish(GrpcStatus.INTERNAL, f"the message is not a TelemetryCommand: {exc}")
+            return
+        if command.WhichOneof("command") == "settings":
+            # A group may have to be created.
+            self._service.run(call, lambda: self._service.report(self._context, command))
+
+    def on_half_closed(self) -> None:
+        self.end()
+
+    def on_closed(self) -> None:
+        self._service.forget(self, self._context)
+
+    def end(self) -> None:
+        """End the stream. The client opens another one."""
+        self._context.call.finish()
+        self._service.forget(self, self._context)
+
+
+def _refuse_lite(context: GrpcContext, request: Any) -> Any:
+    raise GrpcRefusedError(
+        Code.NOT_IMPLEMENTED, "lite topics are not implemented; use an ordinary topic with filters by tag"
+    )

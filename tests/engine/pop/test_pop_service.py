@@ -1,0 +1,571 @@
+"""POP in the broker: deliveries, expiry, retry topics, dead letters, order, sessions, and one group that also pulls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mqtemplate.engine.pop.pop import PopRequest, PopResult
+from mqtemplate.errors import BrokerClosedError, DestinationError
+from mqtemplate.message import MessageQueue, Property
+from mqtemplate.record.properties import decode_properties
+from mqtemplate.selectors.sql92 import Sql92Selector
+from mqtemplate.selectors.tags import TagSelector
+from mqtemplate.testing import messages_in
+from tests.engine.pop.consumer import GROUP, TOPIC, Shop, bodies, ignore
+
+RETRY, DEAD = f"%RETRY%{GROUP}_{TOPIC}", f"%DLQ%{GROUP}"
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    shop = Shop()
+    yield shop
+    shop.broker.close()
+
+
+def test_a_message_is_delivered_once_and_its_acknowledgement_ends_it(shop: Shop) -> None:
+    shop.send("a", "b")
+
+    first, second = shop.pop()
+    assert shop.pop() == []
+    assert shop.ack(second, first) == [True, True]
+
+    shop.harness.advance("1h")
+    assert shop.pop() == []
+    assert shop.committed() == 2
+    assert shop.number("pop.popped") == shop.number("pop.acked") == 2
+    assert shop.number("pop.in_flight") == 0
+
+
+def test_the_committed_offset_is_the_first_message_that_is_not_done(shop: Shop) -> None:
+    shop.send("a", "b", "c")
+    a, b, c = shop.pop()
+
+    shop.ack(b, c)
+    assert shop.committed() == 0
+    shop.ack(a)
+    assert shop.committed() == 3
+
+
+def test_an_unacknowledged_message_comes_again_when_its_time_is_over_and_not_before(shop: Shop) -> None:
+    shop.send("a", KEYS="4466")
+    (first,) = shop.pop(invisible_ms=10_000)
+
+    shop.harness.advance("9999ms")
+    assert shop.pop() == []
+    shop.harness.advance("1ms")
+    (again,) = shop.pop()
+
+    properties = decode_properties(again.record.properties_bytes)
+    before = decode_properties(first.record.properties_bytes)
+    assert (again.attempt, again.record.topic, again.record.reconsume_times) == (2, RETRY, 1)
+    assert again.handle.real_topic(TOPIC, GROUP) == RETRY
+    assert properties.items() >= before.items()
+    assert properties[Property.FIRST_POP_TIME] == str(first.handle.pop_ms)
+    assert properties[Property.ORIGIN_GROUP] == GROUP
+    assert shop.committed() == 1
+    assert shop.number("pop.expired") == 1
+
+
+def test_a_message_that_fails_again_stays_in_its_retry_topic(shop: Shop) -> None:
+    shop.send("a")
+    (again,) = shop.pop()
+    for attempt in (2, 3, 4):
+        shop.harness.advance("30s")
+        (again,) = shop.pop()
+        assert (again.attempt, again.record.topic) == (attempt, RETRY)
+
+    first_pop_ms = decode_properties(again.record.properties_bytes)[Property.FIRST_POP_TIME]
+    assert again.handle.pop_ms - int(first_pop_ms) == 90_000
+
+
+def test_after_its_last_attempt_a_message_is_a_dead_letter(shop: Shop) -> None:
+    shop.send("a")
+    (first,) = shop.pop(max_attempts=2)
+    shop.harness.advance("30s")
+    (second,) = shop.pop(max_attempts=2)
+    assert second.attempt == 2
+
+    shop.harness.advance("30s")
+
+    assert shop.pop(max_attempts=2) == []
+    (dead,) = messages_in(shop.broker, DEAD)
+    assert dead.body == b"a"
+    assert dead.properties[Property.DLQ_ORIGIN_TOPIC] == TOPIC
+    assert dead.properties[Property.UNIQ_KEY] == decode_properties(first.record.properties_bytes)[Property.UNIQ_KEY]
+    assert shop.committed(RETRY) == 1
+    assert shop.number("pop.dead_lettered") == 1
+
+
+def test_a_message_with_more_attempts_than_allowed_is_not_delivered(shop: Shop) -> None:
+    """The number of attempts of the group was reduced."""
+    shop.send("a")
+    for _ in range(3):
+        shop.pop()
+        shop.harness.advance("30s")
+
+    assert shop.pop(max_attempts=3) == []
+
+    shop.harness.advance("0s")
+    assert len(messages_in(shop.broker, DEAD)) == 1
+
+
+def test_a_client_sends_a_message_to_the_dead_letters(shop: Shop) -> None:
+    shop.send("a")
+    (message,) = shop.pop()
+
+    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, ignore)
+    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, ignore)
+
+    shop.harness.advance("1h")
+    assert shop.pop() == []
+    assert len(messages_in(shop.broker, DEAD)) == 1
+
+
+# --- invisible time --------------------------------------------------------------------------------
+
+
+def test_a_changed_invisible_time_counts_from_now_and_replaces_the_handle(shop: Shop) -> None:
+    shop.send("a")
+    (message,) = shop.pop(invisible_ms=10_000)
+    shop.harness.advance("9s")
+
+    changed = shop.change(message, 60_000)
+
+    assert changed is not None
+    assert changed.expires_ms == shop.clock.now_ms() + 60_000
+    assert shop.ack(message) == [False]
+    assert shop.change(message, 1_000) is None
+    shop.harness.advance("59s")
+    assert shop.pop() == []
+    assert shop.pop_service.ack(GROUP, TOPIC, changed, ignore)
+    shop.harness.advance("1h")
+    assert shop.pop() == []
+
+
+@pytest.mark.parametrize(("counts", "attempt"), [(True, 2), (False, 1)])
+def test_a_message_is_visible_at_once_and_counts_unless_its_client_says_otherwise(
+    shop: Shop, counts: bool, attempt: int
+) -> None:
+    shop.send("a")
+    (message,) = shop.pop()
+
+    assert shop.change(message, 0, counts=counts) is not None
+    shop.harness.advance("0s")
+
+    assert [each.attempt for each in shop.pop()] == [attempt]
+
+
+def test_a_session_renews_its_deliveries_until_it_ends(shop: Shop) -> None:
+    shop.send("a")
+    (message,) = shop.pop(session="client", invisible_ms=60_000)
+
+    shop.harness.advance("2h")
+    assert shop.pop() == []
+    shop.pop_service.end_session("client")
+    shop.harness.advance("999ms")
+    assert shop.pop() == []
+    shop.harness.advance("1ms")
+
+    assert [each.attempt for each in shop.pop()] == [2]
+    assert shop.ack(message) == [True]
+
+
+def test_no_session_renews_for_longer_than_three_hours(shop: Shop) -> None:
+    shop.send("a")
+    shop.pop(session="client")
+
+    shop.harness.advance("3h")
+
+    assert bodies(shop.pop()) == ["a"]
+
+
+def test_the_first_handle_of_a_renewed_delivery_stays_valid(shop: Shop) -> None:
+    shop.send("a")
+    (message,) = shop.pop(session="client", invisible_ms=60_000)
+
+    shop.harness.advance("1h")
+
+    assert shop.ack(message) == [True]
+    shop.pop_service.end_session("client")
+    shop.harness.advance("1h")
+    assert shop.pop() == []
+
+
+# --- selectors and queues --------------------------------------------------------------------------
+
+
+def test_messages_that_are_not_selected_are_done(shop: Shop) -> None:
+    for number in range(6):
+        shop.send(str(number), TAGS="paid" if number % 2 else "open")
+
+    found = shop.pop(selector=TagSelector("paid"))
+
+    assert bodies(found) == ["1", "3", "5"]
+    shop.ack(*found)
+    assert shop.committed() == 6
+
+
+def test_a_selector_finds_a_message_after_many_others(shop: Shop) -> None:
+    for number in range(5_000):
+        shop.send(str(number), TAGS="open")
+    shop.send("found", TAGS="paid", price="7")
+
+    results: list[PopResult] = []
+    shop.hold(5_000, results, selector=Sql92Selector("TAGS = 'paid' AND price = '7'"))
+    shop.harness.advance("0s")
+
+    assert bodies(results[0].messages) == ["found"]
+
+
+def test_all_queues_of_a_topic_are_read() -> None:
+    shop = Shop(default_topic_queue_nums=4)
+    shop.send(*map(str, range(20)))
+
+    first = shop.pop(max_count=7)
+    rest = shop.pop(max_count=32)
+
+    assert len(first) == 7
+    assert sorted(bodies([*first, *rest]), key=int) == list(map(str, range(20)))
+    assert shop.pop_service.pop(shop.request()).rest == 0
+
+
+def test_one_queue_can_be_named() -> None:
+    shop = Shop(default_topic_queue_nums=4)
+    shop.send(*map(str, range(8)))
+
+    found = shop.pop(queue_id=2)
+
+    assert {message.record.queue_id for message in found} == {2}
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topic": "nothing"}, "topic 'nothing' does not exist; create it, or send a message to it first"),
+        ({"queue_id": 1}, "topic 'orders' has queues 0..0, got 1"),
+    ],
+)
+def test_a_pop_of_something_missing_is_refused(shop: Shop, options: dict[str, object], text: str) -> None:
+    with pytest.raises(DestinationError, match=text):
+        shop.pop(**options)
+
+
+def test_a_group_whose_retry_topic_would_have_no_legal_name_is_refused(shop: Shop) -> None:
+    with pytest.raises(DestinationError, match="has 308 characters, allowed are 255"):
+        shop.pop(group="g" * 294)
+
+
+def test_messages_in_the_retry_topic_of_other_brokers_are_read(shop: Shop) -> None:
+    topic = f"%RETRY%{GROUP}+{TOPIC}"
+    shop.broker.engine.topics.create(topic, 1)
+    shop.send("retried")
+    shop.ack(*shop.pop())
+    draft, _ = shop.broker.engine.drafts.make(messages_in(shop.broker, TOPIC)[0], 0, shop.clock.now_ms())
+    draft.topic = topic
+    store = shop.broker.engine.store
+    store.confirm(store.put(draft).end, (topic,))
+
+    (message,) = shop.pop()
+
+    assert message.handle.topic_type == 2
+    assert shop.ack(message) == [True]
+    assert shop.committed(topic) == 1
+
+
+def test_a_queue_delivers_no_more_than_the_limit_until_some_are_done() -> None:
+    shop = Shop(pop_in_flight_max=3)
+    shop.send("a", "b", "c", "d")
+    found = shop.pop()
+
+    assert bodies(found) == ["a", "b", "c"]
+    assert shop.pop() == []
+    shop.ack(found[0])
+    assert bodies(shop.pop()) == ["d"]
+
+
+# --- the first offset ------------------------------------------------------------------------------
+
+
+def test_a_new_group_reads_a_young_topic_from_its_first_message(shop: Shop) -> None:
+    shop.send("a", "b")
+
+    assert bodies(shop.pop(from_last=True)) == ["a", "b"]
+
+
+def test_a_group_that_also_pulls_continues_at_the_higher_offset(shop: Shop) -> None:
+    shop.send("a", "b", "c", "d")
+    (a,) = shop.pop(max_count=1)
+
+    shop.broker.engine.offsets.commit(GROUP, TOPIC, 0, 3)
+
+    assert bodies(shop.pop()) == ["d"]
+    assert shop.committed() == 0  # the first one is not acknowledged
+    shop.ack(a)
+    assert shop.committed() == 3
+
+
+def test_an_offset_of_a_member_that_pulls_moves_nothing_back(shop: Shop) -> None:
+    shop.send("a", "b")
+    shop.ack(*shop.pop())
+
+    shop.broker.engine.offsets.commit(GROUP, TOPIC, 0, 1)
+
+    assert shop.pop() == []
+
+
+# --- order -----------------------------------------------------------------------------------------
+
+
+def send_ordered(shop: Shop, *bodies: str) -> None:
+    """Send messages whose first letter is their message group."""
+    for body in bodies:
+        shop.send(body, **{Property.SHARDING_KEY: body[0]})
+
+
+def test_a_slow_message_group_does_not_block_the_others_of_its_queue(shop: Shop) -> None:
+    send_ordered(shop, "a1", "b1", "a2", "b2", "c1")
+    (a1,) = shop.pop(is_ordered=True, max_count=1)
+
+    (b1, b2, c1) = shop.pop(is_ordered=True)
+
+    assert bodies([a1, b1, b2, c1]) == ["a1", "b1", "b2", "c1"]
+    shop.ack(b1, b2, c1)
+    assert shop.pop(is_ordered=True) == []
+    shop.ack(a1)
+    assert bodies(shop.pop(is_ordered=True)) == ["a2"]
+
+
+def test_ordered_messages_without_a_group_are_one_group(shop: Shop) -> None:
+    shop.send("1", "2")
+    (first,) = shop.pop(is_ordered=True, max_count=1)
+
+    assert shop.pop(is_ordered=True) == []
+    shop.ack(first)
+    assert bodies(shop.pop(is_ordered=True)) == ["2"]
+
+
+def test_an_expired_ordered_message_comes_again_from_its_queue_before_the_later_ones(shop: Shop) -> None:
+    send_ordered(shop, "a1", "a2", "a3")
+    a1, a2 = shop.pop(is_ordered=True, max_count=2)
+    shop.ack(a2)
+
+    shop.harness.advance("30s")
+    again = shop.pop(is_ordered=True)
+
+    assert [(*bodies([each]), each.attempt, each.record.topic) for each in again] == [
+        ("a1", 2, TOPIC),
+        ("a3", 1, TOPIC),
+    ]
+    assert shop.ack(a1) == [False]
+    assert shop.ack(*again) == [True, True]
+    assert shop.committed() == 3
+
+
+def test_the_same_attempt_gets_the_same_messages_with_the_same_count(shop: Shop) -> None:
+    """The client did not get the response to its first request."""
+    send_ordered(shop, "a1", "b1", "a2")
+    first = shop.pop(is_ordered=True, attempt_id="one", max_count=2)
+
+    again = shop.pop(is_ordered=True, attempt_id="one", max_count=2)
+
+    assert bodies(again) == bodies(first) == ["a1", "b1"]
+    assert [each.attempt for each in again] == [1, 1]
+    assert shop.ack(*first) == [False, False]
+    assert shop.ack(*again) == [True, True]
+    assert bodies(shop.pop(is_ordered=True, attempt_id="one")) == ["a2"]
+
+
+def test_an_ordered_message_is_a_dead_letter_after_its_last_attempt_and_its_group_goes_on(shop: Shop) -> None:
+    send_ordered(shop, "a1", "a2")
+    for attempt in (1, 2):
+        (message,) = shop.pop(is_ordered=True, max_count=1, max_attempts=2)
+        assert (*bodies([message]), message.attempt) == ("a1", attempt)
+        shop.harness.advance("30s")
+
+    assert [message.body for message in messages_in(shop.broker, DEAD)] == [b"a1"]
+    assert bodies(shop.pop(is_ordered=True, max_attempts=2)) == ["a2"]
+
+
+def test_the_changed_time_of_an_ordered_message_keeps_its_identity(shop: Shop) -> None:
+    send_ordered(shop, "a1")
+    (message,) = shop.pop(is_ordered=True)
+
+    changed = shop.change(message, 5_000)
+
+    assert changed is not None
+    assert changed.pop_ms == message.handle.pop_ms
+    shop.harness.advance("5s")
+    assert [each.attempt for each in shop.pop(is_ordered=True)] == [2]
+
+
+# --- pops that wait --------------------------------------------------------------------------------
+
+
+def test_a_waiting_pop_gets_the_next_message(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.hold(20_000, results)
+    assert shop.number("pop.held") == 1
+
+    shop.send("a")
+    shop.harness.advance("0s")
+
+    assert [bodies(result.messages) for result in results] == [["a"]]
+    assert shop.number("pop.held") == 0
+
+
+def test_a_waiting_pop_ends_empty_in_time(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.hold(20_000, results)
+
+    shop.harness.advance("19999ms")
+    assert results == []
+    shop.harness.advance("1ms")
+
+    assert results == [PopResult(())]
+
+
+def test_messages_are_divided_among_waiting_pops_in_their_order(shop: Shop) -> None:
+    first: list[PopResult] = []
+    second: list[PopResult] = []
+    shop.hold(20_000, first, max_count=1)
+    shop.hold(20_000, second, max_count=1)
+
+    shop.send("a", "b")
+    shop.harness.advance("0s")
+
+    assert [bodies(result.messages) for result in (*first, *second)] == [["a"], ["b"]]
+
+
+def test_a_cancelled_pop_takes_nothing(shop: Shop) -> None:
+    results: list[PopResult] = []
+    cancel = shop.hold(20_000, results)
+
+    cancel()
+    shop.send("a")
+    shop.harness.advance("1h")
+
+    assert results == []
+    assert bodies(shop.pop()) == ["a"]
+
+
+def test_messages_that_were_popped_for_a_cancelled_pop_are_delivered_to_the_next_one(shop: Shop) -> None:
+    """The client disconnects at the moment at which its messages are read."""
+    results: list[PopResult] = []
+    held = shop.pop_service.hold(shop.request(), 20_000, results.append)
+    shop.send("a")
+    result = shop.pop_service.pop(shop.request())
+
+    held.cancel()
+    shop.pop_service._finish(held, result)
+
+    assert results == []
+    assert [(*bodies([each]), each.attempt) for each in shop.pop()] == [("a", 1)]
+
+
+def test_a_waiting_pop_gets_a_message_whose_time_is_over(shop: Shop) -> None:
+    shop.send("a")
+    shop.pop(invisible_ms=10_000)
+    results: list[PopResult] = []
+    shop.hold(20_000, results)
+
+    shop.harness.advance("10s")
+
+    assert [message.attempt for message in results[0].messages] == [2]
+
+
+def test_a_waiting_ordered_pop_gets_the_next_message_of_a_group_when_the_one_before_is_acknowledged(shop: Shop) -> None:
+    send_ordered(shop, "a1", "a2")
+    (a1,) = shop.pop(is_ordered=True, max_count=1)
+    results: list[PopResult] = []
+    shop.hold(20_000, results, is_ordered=True)
+
+    shop.ack(a1)
+    shop.harness.advance("0s")
+
+    assert bodies(results[0].messages) == ["a2"]
+
+
+def test_too_many_waiting_pops_are_refused_at_once() -> None:
+    shop = Shop(max_held_pops=1)
+    results: list[PopResult] = []
+    cancel = shop.hold(20_000, results)
+    shop.hold(20_000, results)
+    assert results == [PopResult((), is_full=True)]
+
+    cancel()
+    shop.hold(20_000, results)
+    assert len(results) == 1
+
+
+def test_a_stop_ends_waiting_pops(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.hold(20_000, results)
+
+    shop.broker.close()
+
+    assert results == [PopResult(())]
+    with pytest.raises(BrokerClosedError):
+        shop.pop_service.pop(PopRequest(group=GROUP, topic=TOPIC))
+
+
+# --- administration --------------------------------------------------------------------------------
+
+
+def test_the_progress_of_a_group_can_be_read(shop: Shop) -> None:
+    shop.send("a", "b", "c")
+    a, b, _ = shop.pop()
+    shop.ack(b)
+
+    (progress,) = shop.pop_service.in_flight(GROUP, TOPIC)
+
+    queue = MessageQueue(TOPIC, shop.broker.name, 0)
+    assert progress == (queue, 0, 3, 2, 0, a.handle.pop_ms)
+
+
+def test_a_reset_delivers_from_there_and_forgets_deliveries(shop: Shop) -> None:
+    shop.send("a", "b", "c")
+    found = shop.pop()
+
+    shop.broker.admin().set_offsets(GROUP, {MessageQueue(TOPIC, shop.broker.name, 0): 1})
+
+    assert shop.committed() == 1
+    assert bodies(shop.pop()) == ["b", "c"]
+    assert shop.ack(found[0]) == [True]
+    shop.harness.advance("30s")
+    assert bodies(shop.pop()) == ["b", "c"]
+
+
+def test_a_deleted_topic_has_no_deliveries_left(shop: Shop) -> None:
+    shop.send("a")
+    shop.pop()
+
+    shop.broker.admin().delete_topic(TOPIC)
+    shop.harness.advance("1h")
+
+    assert shop.pop_service.in_flight(GROUP) == []
+    assert not shop.broker.engine.topics.has(RETRY)
+
+
+def test_a_forgotten_group_starts_again(shop: Shop) -> None:
+    shop.send("a")
+    shop.ack(*shop.pop())
+
+    shop.broker.admin().forget_group(GROUP)
+
+    assert bodies(shop.pop()) == ["a"]
+
+
+def test_a_group_whose_offsets_were_deleted_starts_again_without_copies(shop: Shop) -> None:
+    """The tool that deleted them knows nothing of POP."""
+    shop.send("a")
+    shop.pop()
+
+    shop.broker.engine.offsets.forget(group=GROUP)
+    shop.harness.advance("1h")
+
+    assert not shop.broker.engine.topics.has(RETRY)
+    assert [each.attempt for each in shop.pop()] == [1]
