@@ -31,7 +31,7 @@ ROOT_ACCOUNT = Credentials(access_key="shop-account", secret_key="secret-of-the-
 """Account of `guarded_proxy` that may do everything."""
 
 _TIMEOUT_MS = 20_000
-_SHORT = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000}
+_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000, "enableMixedMessageType": "true"}
 _RETRY_MS = 1_000
 
 
@@ -60,7 +60,7 @@ def local_proxy(folder: Path, options: Mapping[str, object] | None = None) -> It
     certificate = Certificate(*certificates.issue("server", "IP:127.0.0.1"))
     with (
         NameServer() as names,
-        LocalProxy(folder / "store", names, {**_SHORT, **(options or {})}, certificate=certificate) as proxy,
+        LocalProxy(folder / "store", names, {**_OPTIONS, **(options or {})}, certificate=certificate) as proxy,
     ):
         server = GrpcServer(proxy.endpoint, names.address, authority=certificates.authority)
         wait_until_registered(server, folder)
@@ -91,7 +91,7 @@ def guarded_proxy(folder: Path) -> Iterator[GrpcServer]:
     }
     with (
         NameServer() as names,
-        LocalProxy(folder / "store", names, _SHORT | options, proxy_options=proxy_options) as proxy,
+        LocalProxy(folder / "store", names, _OPTIONS | options, proxy_options=proxy_options) as proxy,
     ):
         server = GrpcServer(proxy.endpoint, names.address, account=ROOT_ACCOUNT)
         wait_until_registered(server, folder)

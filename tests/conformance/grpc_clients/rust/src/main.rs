@@ -19,6 +19,8 @@ use serde_json::{json, Value};
 const TIMEOUT: Duration = Duration::from_secs(90);
 const AWAIT: Duration = Duration::from_secs(5);
 const INVISIBLE: Duration = Duration::from_secs(10);
+/// The client sets no deadline. A receive call that is not answered would never end.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -94,7 +96,8 @@ impl Program {
         let mut found = vec![];
         let start = Instant::now();
         while found.len() < count && start.elapsed() < TIMEOUT {
-            match consumer.receive_with(self.topic(name), expression, 16, INVISIBLE).await {
+            let call = consumer.receive_with(self.topic(name), expression, 16, INVISIBLE);
+            match tokio::time::timeout(RECEIVE_TIMEOUT, call).await? {
                 Ok(messages) => {
                     for message in messages {
                         consumer.ack(&message).await?;
