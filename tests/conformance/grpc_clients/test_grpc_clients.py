@@ -15,7 +15,8 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import Credentials
 from tests.conformance.client_programs import ClientUnavailableError
 from tests.conformance.grpc_clients.programs import CLIENTS, create_topics, run_cases
-from tests.conformance.grpc_clients.servers import ROOT_ACCOUNT, GrpcServer
+from tests.conformance.grpc_clients.servers import GrpcServer
+from tests.conformance.servers import ACCOUNT
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(3_000)]  # with the builds
@@ -187,7 +188,7 @@ def test_a_client_with_an_account_sends_and_receives(client: str, server_name: s
     prefix = f"{client}-account-"
     create_topics(guarded_server, prefix, ["normal"])
 
-    found = run_cases(client, guarded_server, prefix, ["normal"], account=ROOT_ACCOUNT)["normal"]
+    found = run_cases(client, guarded_server, prefix, ["normal"], account=ACCOUNT)["normal"]
 
     _expect_failure(client, server_name, "account", found)
     assert _is_whole(found), found
@@ -197,7 +198,7 @@ def test_a_wrong_secret_key_is_refused(client: str, guarded_server: GrpcServer) 
     _require(client, "account")
     prefix = f"{client}-wrong-"
     create_topics(guarded_server, prefix, ["normal"])
-    wrong = Credentials(access_key=ROOT_ACCOUNT.access_key, secret_key="another-secret")
+    wrong = Credentials(access_key=ACCOUNT.access_key, secret_key="another-secret")
 
     found = run_cases(client, guarded_server, prefix, ["normal"], account=wrong)["normal"]
 
