@@ -33,6 +33,7 @@ _KEYS = {
     "store": "mqtemplate.broker.store-path",
     "listen": "mqtemplate.server.listen",
     "name_server": "mqtemplate.server.name-server",
+    "grpc": "mqtemplate.server.grpc-listen",
     "advertise": "mqtemplate.server.advertise",
     "cluster_name": "mqtemplate.server.cluster-name",
     "broker_name": "mqtemplate.broker.broker-name",
@@ -44,6 +45,7 @@ _KEYS = {
     "broker",
     "broker --store ./data",
     "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876",
+    "broker --store ./data --grpc 127.0.0.1:8081",
     "broker -c broker.conf",
     without=("name_server", "as_json"),
 )
@@ -59,6 +61,10 @@ def broker(
             metavar="IP:PORT",
             help="address of the name server (default 127.0.0.1:9876); 'none': the broker's address",
         ),
+    ] = None,
+    grpc: Annotated[
+        str | None,
+        typer.Option(metavar="IP:PORT", help="address for clients of RocketMQ's gRPC protocol (default: none)"),
     ] = None,
     advertise: Annotated[
         str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
@@ -76,7 +82,7 @@ def broker(
     """Run a broker and its name server.
 
     Both run in this process, for RocketMQ's clients of every language and for applications of mqtemplate
-    (rocketmq.name-server: 127.0.0.1:9876).
+    (rocketmq.name-server: 127.0.0.1:9876). With --grpc, the gRPC clients of RocketMQ 5 are served too.
 
     All other settings are read from application.yml (keys mqtemplate.server.* and mqtemplate.broker.*)
     and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
@@ -85,7 +91,7 @@ def broker(
     """
     from mqtemplate.context.failure_report import failure_report, is_debug
 
-    given = (store, listen, name_server, advertise, cluster_name, broker_name)
+    given = (store, listen, name_server, grpc, advertise, cluster_name, broker_name)
     arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
     try:
         _run(call, arguments, config_file)
@@ -237,7 +243,11 @@ def _start(cluster: LocalCluster[EmbeddedBroker], server: ServerSettings) -> Non
     except BrokerError as exc:
         owners = [
             f"{address} is used by {owner}: stop it, or choose another address with {option}"
-            for option, address in (("--listen", server.listen), ("--name-server", server.name_server))
+            for option, address in (
+                ("--listen", server.listen),
+                ("--name-server", server.name_server),
+                ("--grpc", server.grpc_listen),
+            )
             if address is not None and address.port and (owner := port_owner(address.port))
         ]
         if not owners:
@@ -247,7 +257,8 @@ def _start(cluster: LocalCluster[EmbeddedBroker], server: ServerSettings) -> Non
 
 def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSettings) -> None:
     server = settings.mqtemplate.server
-    addresses = [address for address in (server.listen, server.name_server) if address is not None]
+    listening = (server.listen, server.name_server, server.grpc_listen)
+    addresses = [address for address in listening if address is not None]
     exposed = [str(address) for address in addresses if not ipaddress.ip_address(address.ip).is_loopback]
     if exposed and not server.acl.enabled:
         print_line(
@@ -255,10 +266,11 @@ def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSetting
             "can read and write everything; set mqtemplate.server.acl, or listen on 127.0.0.1",
             sys.stderr,
         )
-    store = settings.store_path or "memory"
+    store, grpc = settings.store_path or "memory", cluster.broker.grpc
+    for_grpc = "" if grpc is None else f"gRPC clients on {grpc.server.address}, "
     print_line(
         f"{cluster.engine.name} listens on {cluster.address}, its name server on {cluster.name_server_address}, "
-        f"store {store}; press Ctrl-C to stop"
+        f"{for_grpc}store {store}; press Ctrl-C to stop"
     )
 
 

@@ -257,9 +257,12 @@ class ServerSettings(ServerOptions):
     tls: ServerTlsSettings = section()
 
     _address = field_validator("listen", mode="before")(host_and_port)
+    _grpc_addresses = field_validator("grpc_listen", "grpc_advertise", mode="before")(
+        lambda value: host_and_port(found) if (found := _none_or_address(value)) is not None else None
+    )
     _milliseconds = field_validator("max_suspend_ms", mode="before")(duration_in(1))
 
-    @field_validator("listen", "name_server", "advertise")
+    @field_validator("listen", "grpc_listen", "name_server", "advertise")
     @classmethod
     def _check_address(cls, value: HostAddress | None) -> HostAddress | None:
         if value is None:
@@ -286,7 +289,24 @@ class ServerSettings(ServerOptions):
                 "the requests for a name server too",
                 "name_server",
             )
+        self._check_grpc()
         return self
+
+    def _check_grpc(self) -> None:
+        grpc = self.grpc_listen
+        if grpc is None:
+            if self.grpc_advertise is not None:
+                raise ContradictionError("is given, but 'grpc-listen' is not; set it too", "grpc_advertise")
+            return
+        if grpc.port and grpc in (self.listen, self.name_server):
+            raise ContradictionError(f"is {grpc}, which another protocol uses; give another port", "grpc_listen")
+        reached = self.grpc_advertise or self.advertise
+        if reached is None and ipaddress.ip_address(grpc.ip).is_unspecified:
+            raise ContradictionError(
+                f"is {grpc}, which no client can connect to; say in 'grpc-advertise' the address they reach this "
+                "machine at",
+                "grpc_listen",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
