@@ -72,9 +72,7 @@ def rocketmq_server(folder: Path) -> Iterator[Server]:
 def guarded_server(name: str, folder: Path) -> Iterator[Server]:
     """Run a server of `server_names` with access control and the accounts `ADMINISTRATOR` and `ACCOUNT`."""
     if name == "mqtemplate":
-        accounts = [_account(ADMINISTRATOR, admin=True)]
-        accounts.append(_account(ACCOUNT, default_topic_perm="PUB|SUB", default_group_perm="SUB"))
-        with BrokerProcess(folder, acl={"enabled": True, "accounts": accounts}) as server:
+        with BrokerProcess(folder, acl=accounts()) as server:
             yield server
         return
     # RocketMQ checks the signatures only: its rights are data that the broker must already run to receive.
@@ -93,6 +91,15 @@ def guarded_server(name: str, folder: Path) -> Iterator[Server]:
     }
     with NameServer() as name_server, RocketMQ(folder / "store", name_server, options):
         yield name_server
+
+
+def accounts() -> Mapping[str, object]:
+    """Return the section ``acl`` with the accounts `ADMINISTRATOR` and `ACCOUNT`."""
+    found = [
+        _account(ADMINISTRATOR, admin=True),
+        _account(ACCOUNT, default_topic_perm="PUB|SUB", default_group_perm="SUB"),
+    ]
+    return {"enabled": True, "accounts": found}
 
 
 def _account(credentials: Credentials, **rights: object) -> dict[str, object]:
@@ -131,6 +138,7 @@ class BrokerProcess:
 
     Args:
         acl: The section ``mqtemplate.server.acl`` of its configuration.
+        options: Other values of the section ``mqtemplate.server``.
 
     Attributes:
         address: ``host:port`` of its name server, once started.
@@ -142,10 +150,11 @@ class BrokerProcess:
         *,
         flush_disk_type: FlushDiskType = FlushDiskType.SYNC_FLUSH,
         acl: Mapping[str, object] | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> None:
         self._folder = folder
         self._flush_disk_type = flush_disk_type
-        self._acl = dict(acl or {})
+        self._server = dict(options or {}) | ({"acl": dict(acl)} if acl else {})
         self.address = ""
 
     def __enter__(self) -> Self:
@@ -178,8 +187,8 @@ class BrokerProcess:
             "flush-disk-type": self._flush_disk_type.value,
         }
         sections: dict[str, object] = {"logging": {"level": "WARNING"}, "broker": settings}
-        if self._acl:
-            sections["server"] = {"acl": self._acl}
+        if self._server:
+            sections["server"] = self._server
         # JSON is YAML.
         Path(self._home.name, "application.yml").write_text(json.dumps({"mqtemplate": sections}))
 

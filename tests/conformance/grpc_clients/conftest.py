@@ -6,7 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.grpc_clients.servers import GrpcServer, guarded_proxy, local_proxy
+from tests.conformance.grpc_clients.servers import (
+    GrpcServer,
+    guarded_proxy,
+    local_proxy,
+    own_guarded_server,
+    own_server,
+)
 from tests.conformance.servers import server_names
 
 
@@ -18,12 +24,14 @@ def server_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def open_server(server_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
     """Server without access control. It accepts TLS, too."""
-    with local_proxy(tmp_path_factory.mktemp("open")) as server:
+    start = own_server if server_name == "mqtemplate" else local_proxy
+    with start(tmp_path_factory.mktemp("open")) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def guarded_server(server_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
     """Server with access control."""
-    with guarded_proxy(tmp_path_factory.mktemp("guarded")) as server:
+    start = own_guarded_server if server_name == "mqtemplate" else guarded_proxy
+    with start(tmp_path_factory.mktemp("guarded")) as server:
         yield server

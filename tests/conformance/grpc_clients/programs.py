@@ -35,7 +35,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ from bench.peer.fetch import fetch
 from bench.peer.jvm import command_line, scratch_home, unavailable_reason
 from mqtemplate.remoting import Credentials
 from tests.conformance.client_programs import (
+    BUILT,
     ClientProgramError,
     ClientUnavailableError,
     build_client,
@@ -67,13 +68,19 @@ class GrpcClient:
         package: Name of the client in the registry of its language, with its version.
         command: Build the program, and return its command line without arguments.
         lacks: Case -> reason why the client cannot do it.
-        fails: Case -> reason why the client fails in it, with RocketMQ's proxy too.
+        fails: Case -> reason why the client fails in it with RocketMQ's proxy.
+        fails_here: Case -> reason why the client fails in it with this project's server, too.
     """
 
     package: str
     command: Callable[[], Sequence[str]]
-    lacks: Mapping[str, str]
-    fails: Mapping[str, str]
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    fails: Mapping[str, str] = field(default_factory=dict)
+    fails_here: Mapping[str, str] = field(default_factory=dict)
+
+    def failure(self, case: str, server_name: str) -> str:
+        """Return the reason why the client fails in a case with a server, or an empty text."""
+        return (self.fails_here if server_name == "mqtemplate" else self.fails).get(case, "")
 
     def cases(self) -> list[str]:
         """Return the cases of its program."""
@@ -121,16 +128,40 @@ def node_program() -> Sequence[str]:
     return ["node", str(built("grpc-node", build, _FOLDER / "node") / "program.js")]
 
 
+def rust_program() -> Sequence[str]:
+    """Build the program with RocketMQ's gRPC client for Rust."""
+    require("cargo", "1.85", "Rust 1.85 or newer (https://rustup.rs)", "--version")
+
+    def build(sources: Path, folder: Path) -> None:
+        fetch_client(["cargo", "fetch", "--locked"], sources)
+        target = BUILT / "target-grpc-rust"
+        build_client(["cargo", "build", "--locked", "--target-dir", str(target)], sources)
+        shutil.copy2(target / "debug" / "conformance-grpc-rust", folder / "program")
+
+    return [str(built("grpc-rust", build, _FOLDER / "rust") / "program")]
+
+
+_NO_DEADLINE = "the Rust client 5.0.0 receives without a deadline, which RocketMQ's proxy 5.5.0 never answers"
 CLIENTS = {
-    "java": GrpcClient("org.apache.rocketmq:rocketmq-client-java 5.2.0", java_program, lacks={}, fails={}),
+    "java": GrpcClient("org.apache.rocketmq:rocketmq-client-java 5.2.0", java_program),
     "go": GrpcClient(
         "github.com/apache/rocketmq-clients/golang/v5 v5.1.3",
         go_program,
         lacks={"recall": "the Go client 5.1.3 has no recall"},
-        fails={},
     ),
-    "node": GrpcClient("rocketmq-client-nodejs 1.0.8", node_program, lacks={}, fails={}),
-    "python": GrpcClient(python_client.CLIENT, python_program, lacks={}, fails={}),
+    "node": GrpcClient("rocketmq-client-nodejs 1.0.8", node_program),
+    "python": GrpcClient(python_client.CLIENT, python_program),
+    "rust": GrpcClient(
+        "rocketmq 5.0.0",
+        rust_program,
+        fails=dict.fromkeys((*CASES, "account"), _NO_DEADLINE),
+        lacks={
+            "simple": "the Rust client 5.0.0 cannot change the invisible time",
+            "push": "the Rust client 5.0.0 has no push consumer",
+            "recall": "the Rust client 5.0.0 has no recall",
+            "tls": "the Rust client 5.0.0 has no settings for TLS",
+        },
+    ),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from bench.peer.jvm import unavailable_reason
 from bench.peer.proxy import Certificate, LocalProxy, fetch_proxy
-from bench.peer.rocketmq import NameServer
+from bench.peer.rocketmq import NameServer, free_port
 from mqtemplate.brokers import RemoteSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.remoting import Credentials, RemotingClient, RemotingClientSettings
@@ -23,15 +23,12 @@ from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.server.name_server import MASTER_ID
-from tests.conformance.servers import is_registered
+from tests.conformance.servers import ACCOUNT, ADMINISTRATOR, BrokerProcess, accounts, is_registered
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.waiting import eventually
 
-ROOT_ACCOUNT = Credentials(access_key="shop-account", secret_key="secret-of-the-shop")
-"""Account of `guarded_proxy` that may do everything."""
-
 _TIMEOUT_MS = 20_000
-_SHORT = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000}
+_OPTIONS = {"transactionTimeOut": 1_000, "transactionCheckInterval": 1_000, "enableMixedMessageType": "true"}
 _RETRY_MS = 1_000
 
 
@@ -56,11 +53,11 @@ class GrpcServer:
 def local_proxy(folder: Path, options: Mapping[str, object] | None = None) -> Iterator[GrpcServer]:
     """Run RocketMQ's broker with its proxy. It accepts TLS, too."""
     _require_proxy()
-    certificates = Certificates(folder / "certificates")
+    certificates = _certificates(folder)
     certificate = Certificate(*certificates.issue("server", "IP:127.0.0.1"))
     with (
         NameServer() as names,
-        LocalProxy(folder / "store", names, {**_SHORT, **(options or {})}, certificate=certificate) as proxy,
+        LocalProxy(folder / "store", names, {**_OPTIONS, **(options or {})}, certificate=certificate) as proxy,
     ):
         server = GrpcServer(proxy.endpoint, names.address, authority=certificates.authority)
         wait_until_registered(server, folder)
@@ -69,11 +66,11 @@ def local_proxy(folder: Path, options: Mapping[str, object] | None = None) -> It
 
 @contextmanager
 def guarded_proxy(folder: Path) -> Iterator[GrpcServer]:
-    """Run RocketMQ's broker with its proxy, which check signatures and rights. `ROOT_ACCOUNT` may do everything."""
+    """Run RocketMQ's broker with its proxy, which check signatures and rights. `ACCOUNT` may do everything."""
     _require_proxy()
     package = "org.apache.rocketmq.auth"
-    keys = {"accessKey": ROOT_ACCOUNT.access_key, "secretKey": ROOT_ACCOUNT.secret_key}
-    user = {"username": ROOT_ACCOUNT.access_key, "password": ROOT_ACCOUNT.secret_key, "userType": "Super"}
+    keys = {"accessKey": ACCOUNT.access_key, "secretKey": ACCOUNT.secret_key}
+    user = {"username": ACCOUNT.access_key, "password": ACCOUNT.secret_key, "userType": "Super"}
     options: dict[str, object] = {
         "authenticationEnabled": "true",
         "authenticationProvider": f"{package}.authentication.provider.DefaultAuthenticationProvider",
@@ -91,19 +88,43 @@ def guarded_proxy(folder: Path) -> Iterator[GrpcServer]:
     }
     with (
         NameServer() as names,
-        LocalProxy(folder / "store", names, _SHORT | options, proxy_options=proxy_options) as proxy,
+        LocalProxy(folder / "store", names, _OPTIONS | options, proxy_options=proxy_options) as proxy,
     ):
-        server = GrpcServer(proxy.endpoint, names.address, account=ROOT_ACCOUNT)
+        server = GrpcServer(proxy.endpoint, names.address, account=ACCOUNT)
         wait_until_registered(server, folder)
         yield server
+
+
+@contextmanager
+def own_server(folder: Path) -> Iterator[GrpcServer]:
+    """Run this project's server. It accepts TLS, too."""
+    certificates = _certificates(folder)
+    certificate, key = certificates.issue("server", "IP:127.0.0.1")
+    options = {"tls": {"cert-path": str(certificate), "key-path": str(key), "mode": "PERMISSIVE"}}
+    endpoint = f"127.0.0.1:{free_port()}"
+    with BrokerProcess(folder / "store", options={"grpc-listen": endpoint} | options) as process:
+        yield GrpcServer(endpoint, process.address, authority=certificates.authority)
+
+
+@contextmanager
+def own_guarded_server(folder: Path) -> Iterator[GrpcServer]:
+    """Run this project's server with access control. `ACCOUNT` may send and receive."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    with BrokerProcess(folder / "store", acl=accounts(), options={"grpc-listen": endpoint}) as process:
+        yield GrpcServer(endpoint, process.address, account=ADMINISTRATOR)
+
+
+def _certificates(folder: Path) -> Certificates:
+    """Create certificates, or skip the test."""
+    if not has_openssl():
+        pytest.skip("the openssl command is missing; it creates the certificates")
+    return Certificates(folder / "certificates")
 
 
 def _require_proxy() -> None:
     """Skip the test if the proxy cannot run here."""
     if reason := unavailable_reason() or fetch_proxy():
         pytest.skip(reason)
-    if not has_openssl():
-        pytest.skip("the openssl command is missing; it creates the certificates")
 
 
 def wait_until_registered(server: GrpcServer, folder: Path) -> None:

@@ -15,7 +15,8 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.remoting import Credentials
 from tests.conformance.client_programs import ClientUnavailableError
 from tests.conformance.grpc_clients.programs import CLIENTS, create_topics, run_cases
-from tests.conformance.grpc_clients.servers import ROOT_ACCOUNT, GrpcServer
+from tests.conformance.grpc_clients.servers import GrpcServer
+from tests.conformance.servers import ACCOUNT
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(3_000)]  # with the builds
@@ -35,7 +36,7 @@ class Run(NamedTuple):
         if reason := client.lacks.get(case):
             pytest.skip(reason)
         found = self.results[case]
-        if (reason := client.fails.get(case)) and "error" in found:
+        if "error" in found and (reason := client.failure(case, self.server_name)):
             pytest.xfail(f"{reason}: {found['error']}")
         assert "error" not in found, found["error"]
         if self.server_name == "mqtemplate":
@@ -171,39 +172,45 @@ def test_a_recalled_message_does_not_arrive(run: Run) -> None:
 # --- transports and accounts ---------------------------------------------------------------------------
 
 
-def test_a_client_with_tls_sends_and_receives(client: str, open_server: GrpcServer) -> None:
+def test_a_client_with_tls_sends_and_receives(client: str, server_name: str, open_server: GrpcServer) -> None:
+    _require(client, "tls")
     prefix = f"{client}-tls-"
     create_topics(open_server, prefix, ["normal"])
 
     found = run_cases(client, open_server, prefix, ["normal"], tls=True)["normal"]
 
-    _expect_failure(client, "tls", found)
+    _expect_failure(client, server_name, "tls", found)
     assert _is_whole(found), found
 
 
-def test_a_client_with_an_account_sends_and_receives(client: str, guarded_server: GrpcServer) -> None:
+def test_a_client_with_an_account_sends_and_receives(client: str, server_name: str, guarded_server: GrpcServer) -> None:
+    _require(client, "account")
     prefix = f"{client}-account-"
     create_topics(guarded_server, prefix, ["normal"])
 
-    found = run_cases(client, guarded_server, prefix, ["normal"], account=ROOT_ACCOUNT)["normal"]
+    found = run_cases(client, guarded_server, prefix, ["normal"], account=ACCOUNT)["normal"]
 
-    _expect_failure(client, "account", found)
+    _expect_failure(client, server_name, "account", found)
     assert _is_whole(found), found
 
 
 def test_a_wrong_secret_key_is_refused(client: str, guarded_server: GrpcServer) -> None:
+    _require(client, "account")
     prefix = f"{client}-wrong-"
     create_topics(guarded_server, prefix, ["normal"])
-    wrong = Credentials(access_key=ROOT_ACCOUNT.access_key, secret_key="another-secret")
+    wrong = Credentials(access_key=ACCOUNT.access_key, secret_key="another-secret")
 
     found = run_cases(client, guarded_server, prefix, ["normal"], account=wrong)["normal"]
 
-    _expect_failure(client, "account", found)
     assert "error" in found, found
 
 
-def _expect_failure(client: str, case: str, found: dict[str, Any]) -> None:
-    if reason := CLIENTS[client].lacks.get(case):
+def _require(client: str, ability: str) -> None:
+    """Skip the test if the client lacks an ability."""
+    if reason := CLIENTS[client].lacks.get(ability):
         pytest.skip(reason)
-    if (reason := CLIENTS[client].fails.get(case)) and "error" in found:
+
+
+def _expect_failure(client: str, server_name: str, case: str, found: dict[str, Any]) -> None:
+    if "error" in found and (reason := CLIENTS[client].failure(case, server_name)):
         pytest.xfail(f"{reason}: {found['error']}")
