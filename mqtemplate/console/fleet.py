@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -77,10 +78,13 @@ class Fleet:
         self._dashboards = dict(dashboards)
         self._root = new_root(self._overview)
 
-    def prepare(self) -> None:
-        """Compile the pages, and start to read all brokers."""
+    def prepare(self, wait_s: float = 0.0) -> None:
+        """Compile the pages, and read all brokers; wait for all of them no longer than *wait_s*."""
+        end_s = time.monotonic() + wait_s
         for each in (self._root, *self._dashboards.values()):
             each.prepare()
+        for each in self._dashboards.values():
+            each.prepare(max(0.0, end_s - time.monotonic()))
 
     def close(self) -> None:
         """Stop the running jobs, and close the brokers."""

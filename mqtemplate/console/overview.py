@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -86,11 +87,13 @@ def _place(call: Call, problem: Problem) -> tuple[str | None, str]:
     return call.url(path, **{field: problem.name} if field and problem.name else {}), action
 
 
-def prepare(site: Site) -> None:
-    """Start to read what the page shows, without waiting for it."""
+def prepare(site: Site, wait_s: float = 0.0) -> None:
+    """Start to read what the page shows, and wait for it, but no longer than *wait_s*."""
+    end_s = time.monotonic() + wait_s
     try:
         state_of(site, 0.0)
-        pending_counts(site, PendingQuery(), 0.0)
+        pending_counts(site, PendingQuery(), wait_s)
+        state_of(site, max(0.0, end_s - time.monotonic()))
     except MQTemplateError as exc:  # the page will show it
         _log.debug("dashboard.prepare_failed", reason=str(exc))
 
