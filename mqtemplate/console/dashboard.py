@@ -479,10 +479,15 @@ def managed_dashboard(
     )
 
 
-def application_dashboard(broker: Broker, settings: AppSettings, actuator: Actuator) -> Dashboard:
+def dashboard_accounts(settings: AppSettings) -> AccessControl:
+    """Return the accounts of the dashboard of an application, for its context. A reload changes them."""
+    return AccessControl(acl_settings(settings.mqtemplate.server.acl))
+
+
+def application_dashboard(
+    broker: Broker, settings: AppSettings, actuator: Actuator, accounts: AccessControl
+) -> Dashboard:
     """Return the dashboard of an application, for its context."""
     management = settings.mqtemplate.management
-    accounts = None
-    if settings.mqtemplate.server.acl.enabled:
-        accounts = AccessControl(acl_settings(settings.mqtemplate.server.acl))
-    return managed_dashboard(broker, actuator, management, management.name or broker.name, accounts)
+    used = accounts if settings.mqtemplate.server.acl.enabled else None
+    return managed_dashboard(broker, actuator, management, management.name or broker.name, used)
