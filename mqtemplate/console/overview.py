@@ -13,18 +13,12 @@ from typing import Any
 from mqtemplate.broker import TopicInfo
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, AxisTick, DueHistogram, histogram, pending_counts, time_ticks
 from mqtemplate.console.site import Call, Routes, Site
-from mqtemplate.console.state import FIRST_PAINT_S, state_of
+from mqtemplate.console.state import FIRST_PAINT_S, application_of, state_of
 from mqtemplate.engine.figures import MINUTE_MS, BrokerFigures, read_figures
 from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpResponse
-from mqtemplate.operations.problems import (
-    Problem,
-    ProblemKind,
-    application_problems,
-    broker_problems,
-    errors_first,
-)
+from mqtemplate.operations.problems import Problem, ProblemKind, broker_problems, errors_first
 from mqtemplate.pending import PendingQuery
 
 _log = get_logger("mqtemplate.dashboard")
@@ -246,25 +240,15 @@ def _application(site: Site) -> dict[str, Any] | None:
     """Return health, listeners and lateness of the application; None without one."""
     if site.application is None:
         return None
+    shown: dict[str, Any] = {"address": site.application.address}
     try:
-        cached = site.cache.get("application", lambda: _documents(site), FIRST_PAINT_S / 2)
+        cached = application_of(site, FIRST_PAINT_S / 2)
     except BrokerError as exc:
-        return {"error": str(exc), "address": site.application.address}
-    return {"address": site.application.address} if cached is None else cached.value
-
-
-def _documents(site: Site) -> dict[str, Any]:
-    listeners = site.document("listeners")
-    lateness = site.document("lateness")
-    health = site.document("health")
-    found: Sequence[dict[str, Any]] = [] if listeners is None else listeners["listeners"]
-    return {
-        "address": "" if site.application is None else site.application.address,
-        "health": health,
-        "listeners": found,
-        "problems": application_problems(health, found),
-        "late": [] if lateness is None else lateness["deliveries"],
-    }
+        return shown | {"error": str(exc)}
+    if cached is not None:
+        state = cached.value
+        shown |= {"health": state.health, "listeners": state.listeners, "late": state.late, "problems": state.problems}
+    return shown
 
 
 ROUTES: Routes = {("GET", "/"): overview}
