@@ -26,8 +26,6 @@ from mqtemplate.message import Message
 RULES = Path(__file__).parents[1] / "docs" / "grafana" / "alerts.yml"
 TOKEN = "fleet-day-token-of-loopback"
 SCRAPE_S = 2
-DEFAULT_TIMEOUT_S = 10
-"""The timeout of scrapes of Prometheus."""
 DISK_MIB = 256
 _THRESHOLDS = {"_behind_seconds) > 300": "_behind_seconds) > 15", "_group_lag) > 1000": "_group_lag) > 100"}
 _LIMIT_S = 180.0
@@ -218,8 +216,6 @@ class Fleet:
         targets: dict[str, dict[str, object]] = {
             name: {"static_configs": [{"targets": [f"127.0.0.1:{self.ports[name]}"]}]} for name in ("broker", "shop")
         }
-        # A worker that hangs is reported within the default timeout of a scrape, and not within two seconds.
-        targets["shop"] |= {"scrape_interval": f"{DEFAULT_TIMEOUT_S}s", "scrape_timeout": f"{DEFAULT_TIMEOUT_S}s"}
         targets["mail"] = {"file_sd_configs": [{"files": [str(self.folder / "mail" / "targets" / "*.json")]}]}
         jobs = [{"job_name": name, "metrics_path": "/actuator/prometheus", **found} for name, found in targets.items()]
         seconds = {f"{kind}_interval": f"{SCRAPE_S}s" for kind in ("scrape", "evaluation")}

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         Dashboard,
         DashboardServer,
         application_dashboard,
+        dashboard_accounts,
         dashboard_asgi_app,
         dashboard_audit,
         dashboard_wsgi_app,
@@ -45,6 +46,7 @@ __all__ = [
     "application_dashboard",
     "asgi_app",
     "check_installed",
+    "dashboard_accounts",
     "dashboard_asgi_app",
     "dashboard_audit",
     "dashboard_wsgi_app",
@@ -67,7 +69,9 @@ __getattr__ = late_import(
         "AuditLog": "mqtemplate.operations.audit",
         **dict.fromkeys(("Actuator", "ActuatorSources", "asgi_app", "managed_actuator", "wsgi_app"), _ACTUATOR),
         **dict.fromkeys(("Dashboard", "DashboardServer", "dashboard_asgi_app", "dashboard_wsgi_app"), _DASHBOARD),
-        **dict.fromkeys(("application_dashboard", "dashboard_audit", "managed_dashboard"), _DASHBOARD),
+        **dict.fromkeys(
+            ("application_dashboard", "dashboard_accounts", "dashboard_audit", "managed_dashboard"), _DASHBOARD
+        ),
         **dict.fromkeys(("MOUNT", "ManagementAddress", "ManagementServer", "check_installed"), _SERVER),
         "management_address": _SERVER,
         "Place": "mqtemplate.console.fleet",

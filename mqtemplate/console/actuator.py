@@ -64,6 +64,9 @@ _SOURCES = {
 _CHANGED = ("listeners", "schedules", "changes")
 """Endpoints that take changes."""
 _RECENT = 100
+_SCRAPE_TIMEOUT = "x-prometheus-scrape-timeout-seconds"
+_SCRAPE_PART = 0.8
+"""Part of the timeout of a scrape after which a process that has not answered counts as one that hangs."""
 
 Query = Sequence[tuple[str, str]]
 
@@ -100,7 +103,8 @@ class ActuatorDocuments(Protocol):
     @property
     def endpoints(self) -> Sequence[str]: ...
 
-    def read(self, name: str, rest: str, query: Query) -> HttpResponse: ...
+    def read(self, name: str, rest: str, query: Query, wait_s: float | None = None) -> HttpResponse:
+        """Return the document of an endpoint. *wait_s* is the most time to wait for another process for metrics."""
 
     def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse: ...
 
@@ -140,7 +144,8 @@ class ActuatorAccess:
             if name not in endpoints:
                 return error_response(404, f"there is no endpoint {name!r}; there is: {', '.join(endpoints)}")
             refusal = None if name in self._open else self._refusal(request, f"reading {name}")
-            return source.read(name, "/".join(rest), request.query) if refusal is None else refusal
+            wait_s = _scrape_wait_s(request)
+            return source.read(name, "/".join(rest), request.query, wait_s) if refusal is None else refusal
         if request.method == "POST" and name in _CHANGED and name in endpoints and rest:
             return self._refusal(request, f"a change of {name}") or source.change(name, "/".join(rest), request)
         return error_response(
@@ -218,8 +223,8 @@ class Actuator:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def read(self, name: str, rest: str, query: Query) -> HttpResponse:
-        """Return the document of an endpoint of this process."""
+    def read(self, name: str, rest: str, query: Query, wait_s: float | None = None) -> HttpResponse:
+        """Return the document of an endpoint of this process, without waiting for another one."""
         try:
             return self._answers()[name](rest, query)
         except MQTemplateError as exc:
@@ -341,6 +346,15 @@ class Actuator:
         if "preview" in found:
             return document_response(found)
         return document_response(documents.listener_document(container, self._lags()) | found)
+
+
+def _scrape_wait_s(request: HttpRequest) -> float | None:
+    """Return how long a scrape of Prometheus leaves to wait for other processes; None if the request does not say."""
+    try:
+        timeout_s = float(request.headers.get(_SCRAPE_TIMEOUT, ""))
+    except ValueError:
+        return None
+    return timeout_s * _SCRAPE_PART if timeout_s > 0 else None
 
 
 def _available(sources: ActuatorSources) -> set[str]:

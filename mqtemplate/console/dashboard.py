@@ -81,6 +81,8 @@ _CHANGES_OF_ADMINS = frozenset(
     }
 )
 _SHOWN = 100
+_PREPARE_S = 2.0
+"""Time that a server waits at its start: reading a broker beside the first pages would make them slow."""
 _OF = ("listener", "group", "topic", "name", "filter", "schedule", "undo_of")
 _STATUS: tuple[tuple[type[MQTemplateError], int], ...] = (
     (NoRightError, 403),
@@ -230,12 +232,16 @@ class Dashboard:
         )
         self._routes = {**_ROUTES, ("GET", "/"): home}
 
-    def prepare(self) -> None:
-        """Compile the pages, and start to read what takes long: the first page comes as fast as later ones."""
+    def prepare(self, wait_s: float = 0.0) -> None:
+        """Compile the pages, and read what takes long: the first page comes as fast as later ones.
+
+        Args:
+            wait_s: Most time to wait for it. What takes longer is read in the background.
+        """
         compile_templates()
         static_files()
         if self._source is not None:
-            overview.prepare(self._site)
+            overview.prepare(self._site, wait_s)
 
     def close(self) -> None:
         """Stop the running job, and close the source."""
@@ -422,7 +428,7 @@ class DashboardServer(ConsoleServer):
         self._dashboard = dashboard
 
     def start(self) -> None:
-        self._dashboard.prepare()
+        self._dashboard.prepare(_PREPARE_S)
         super().start()
 
     def stop(self) -> None:
@@ -473,10 +479,15 @@ def managed_dashboard(
     )
 
 
-def application_dashboard(broker: Broker, settings: AppSettings, actuator: Actuator) -> Dashboard:
+def dashboard_accounts(settings: AppSettings) -> AccessControl:
+    """Return the accounts of the dashboard of an application, for its context. A reload changes them."""
+    return AccessControl(acl_settings(settings.mqtemplate.server.acl))
+
+
+def application_dashboard(
+    broker: Broker, settings: AppSettings, actuator: Actuator, accounts: AccessControl
+) -> Dashboard:
     """Return the dashboard of an application, for its context."""
     management = settings.mqtemplate.management
-    accounts = None
-    if settings.mqtemplate.server.acl.enabled:
-        accounts = AccessControl(acl_settings(settings.mqtemplate.server.acl))
-    return managed_dashboard(broker, actuator, management, management.name or broker.name, accounts)
+    used = accounts if settings.mqtemplate.server.acl.enabled else None
+    return managed_dashboard(broker, actuator, management, management.name or broker.name, used)

@@ -12,7 +12,7 @@ from mqtemplate.converters.readable import body_text
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.http.exchange import HttpResponse
 from mqtemplate.operations.access import BrokerAccess
-from mqtemplate.operations.bulk import parse_property, parse_rate, yesterday_of
+from mqtemplate.operations.bulk import parse_property, parse_rate, parse_time, yesterday_of
 from mqtemplate.operations.changes import Change, carry_out
 from mqtemplate.operations.dead_letters import (
     DeadLetterMessage,
@@ -122,6 +122,7 @@ def letter(site: Site, call: Call) -> HttpResponse:
         call,
         "letter.html",
         letter=found,
+        failed_ms=parse_time(found.failed_at or ""),
         original=original,
         differences=None
         if original is None

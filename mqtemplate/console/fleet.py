@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -11,17 +12,10 @@ from urllib.parse import quote
 from mqtemplate.console.cache import Cached
 from mqtemplate.console.site import ApplicationDocuments, Call, Page, ServedPages, Site, place_path
 from mqtemplate.console.sources import BrokerSource
-from mqtemplate.console.state import FIRST_PAINT_S, state_of
+from mqtemplate.console.state import application_of, state_of
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse, below
-from mqtemplate.operations.problems import (
-    Problem,
-    ProblemKind,
-    Severity,
-    application_problems,
-    broker_problems,
-    errors_first,
-)
+from mqtemplate.operations.problems import Problem, ProblemKind, Severity, broker_problems, errors_first
 
 T = TypeVar("T")
 
@@ -77,10 +71,13 @@ class Fleet:
         self._dashboards = dict(dashboards)
         self._root = new_root(self._overview)
 
-    def prepare(self) -> None:
-        """Compile the pages, and start to read all brokers."""
+    def prepare(self, wait_s: float = 0.0) -> None:
+        """Compile the pages, and read all brokers; wait for all of them no longer than *wait_s*."""
+        end_s = time.monotonic() + wait_s
         for each in (self._root, *self._dashboards.values()):
             each.prepare()
+        for each in self._dashboards.values():
+            each.prepare(max(0.0, end_s - time.monotonic()))
 
     def close(self) -> None:
         """Stop the running jobs, and close the brokers."""
@@ -118,12 +115,9 @@ def _summary(call: Call, name: str, site: Site) -> PlaceSummary:
             problems += broker_problems(state.reading, site.rates.lag_trends())
     if site.application is not None:
         before = len(problems)
-        found = _value(
-            lambda: site.cache.get("problems of the application", lambda: _of_application(site), FIRST_PAINT_S),
-            problems,
-        )
+        found = _value(lambda: application_of(site), problems)
         is_read = is_read and (found is not None or len(problems) > before)
-        problems += found or []
+        problems += [] if found is None else found.problems
     parts = (site.source.label if site.source else "", site.application.address if site.application else "")
     return PlaceSummary(
         name,
@@ -144,8 +138,3 @@ def _value(get: Callable[[], Cached[T] | None], problems: list[Problem]) -> T | 
         problems.append(Problem(Severity.ERROR, ProblemKind.HEALTH, f"it does not answer: {exc}"))
         return None
     return None if cached is None else cached.value
-
-
-def _of_application(site: Site) -> list[Problem]:
-    health, listeners = site.document("health"), site.document("listeners")
-    return application_problems(health, [] if listeners is None else listeners["listeners"])

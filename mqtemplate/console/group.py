@@ -38,7 +38,7 @@ _log = get_logger("mqtemplate.actuator")
 _LOOPBACK = "127.0.0.1"
 _REMOTE = "x-mqtemplate-remote"
 _READ_S, _CHANGE_S = 8.0, 20.0
-"""Prometheus waits 10 s for a scrape, and `ActuatorClient` 30 s."""
+"""Most time to wait for a process: Prometheus waits 10 s for a scrape by default, and `ActuatorClient` 30 s."""
 _TRIES, _PAUSE_S = 25, 0.02
 _MAX_WORKERS = 1_000
 _MAX_CONNECTIONS = 16
@@ -334,7 +334,8 @@ class ProcessGroup:
     def _timeout_of(self, call: ActuatorCall) -> float:
         if call.method == "POST":
             return _CHANGE_S
-        return self._health_timeout_s + 1 if call.path.startswith("health") else _READ_S
+        longest_s = self._health_timeout_s + 1 if call.path.startswith("health") else _READ_S
+        return longest_s if call.wait_s is None else min(longest_s, call.wait_s)
 
 
 def joined_group(

@@ -51,12 +51,14 @@ class ActuatorCall:
     Attributes:
         path: Path below ``/actuator``, not quoted.
         remote: Address of the client who sent it.
+        wait_s: Most time to wait for a process; None for that of the kind of request. No time is longer than that.
     """
 
     method: str
     path: str
     body: bytes = b""
     remote: str = ""
+    wait_s: float | None = None
 
     @property
     def target(self) -> str:
@@ -127,16 +129,16 @@ class MergedDocuments:
         """Names of the endpoints."""
         return self._own.endpoints if self._processes.is_alone else self._own.exposed
 
-    def read(self, name: str, rest: str, query: Query) -> HttpResponse:
+    def read(self, name: str, rest: str, query: Query, wait_s: float | None = None) -> HttpResponse:
         """Return the document of an endpoint."""
         if self._processes.is_alone:
             return self._own.read(name, rest, query)
         if name == "health":
             return self._health(rest)
         if name == "metrics":
-            return metrics_response(self._metrics(), rest, query)
+            return metrics_response(self._metrics(wait_s), rest, query)
         if name == "prometheus":
-            return prometheus_response(self._metrics())
+            return prometheus_response(self._metrics(wait_s))
         if name == "listeners":
             return self._listeners(rest)
         if name in _MERGES:
@@ -215,8 +217,8 @@ class MergedDocuments:
 
     # --- metrics -------------------------------------------------------------------------------
 
-    def _metrics(self) -> Metrics:
-        answers = self._processes.ask(ActuatorCall("GET", SAMPLES))
+    def _metrics(self, wait_s: float | None) -> Metrics:
+        answers = self._processes.ask(ActuatorCall("GET", SAMPLES, wait_s=wait_s))
         merged = Metrics(_MAX_SERIES)
         merged.add_collector(lambda: merged_samples(answers))
         return merged

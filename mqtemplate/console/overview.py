@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +13,12 @@ from typing import Any
 from mqtemplate.broker import TopicInfo
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, AxisTick, DueHistogram, histogram, pending_counts, time_ticks
 from mqtemplate.console.site import Call, Routes, Site
-from mqtemplate.console.state import FIRST_PAINT_S, state_of
+from mqtemplate.console.state import FIRST_PAINT_S, application_of, state_of
 from mqtemplate.engine.figures import MINUTE_MS, BrokerFigures, read_figures
 from mqtemplate.errors import BrokerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.exchange import HttpResponse
-from mqtemplate.operations.problems import (
-    Problem,
-    ProblemKind,
-    application_problems,
-    broker_problems,
-    errors_first,
-)
+from mqtemplate.operations.problems import Problem, ProblemKind, broker_problems, errors_first
 from mqtemplate.pending import PendingQuery
 
 _log = get_logger("mqtemplate.dashboard")
@@ -86,11 +81,13 @@ def _place(call: Call, problem: Problem) -> tuple[str | None, str]:
     return call.url(path, **{field: problem.name} if field and problem.name else {}), action
 
 
-def prepare(site: Site) -> None:
-    """Start to read what the page shows, without waiting for it."""
+def prepare(site: Site, wait_s: float = 0.0) -> None:
+    """Start to read what the page shows, and wait for it, but no longer than *wait_s*."""
+    end_s = time.monotonic() + wait_s
     try:
         state_of(site, 0.0)
-        pending_counts(site, PendingQuery(), 0.0)
+        pending_counts(site, PendingQuery(), wait_s)
+        state_of(site, max(0.0, end_s - time.monotonic()))
     except MQTemplateError as exc:  # the page will show it
         _log.debug("dashboard.prepare_failed", reason=str(exc))
 
@@ -243,25 +240,15 @@ def _application(site: Site) -> dict[str, Any] | None:
     """Return health, listeners and lateness of the application; None without one."""
     if site.application is None:
         return None
+    shown: dict[str, Any] = {"address": site.application.address}
     try:
-        cached = site.cache.get("application", lambda: _documents(site), FIRST_PAINT_S / 2)
+        cached = application_of(site, FIRST_PAINT_S / 2)
     except BrokerError as exc:
-        return {"error": str(exc), "address": site.application.address}
-    return {"address": site.application.address} if cached is None else cached.value
-
-
-def _documents(site: Site) -> dict[str, Any]:
-    listeners = site.document("listeners")
-    lateness = site.document("lateness")
-    health = site.document("health")
-    found: Sequence[dict[str, Any]] = [] if listeners is None else listeners["listeners"]
-    return {
-        "address": "" if site.application is None else site.application.address,
-        "health": health,
-        "listeners": found,
-        "problems": application_problems(health, found),
-        "late": [] if lateness is None else lateness["deliveries"],
-    }
+        return shown | {"error": str(exc)}
+    if cached is not None:
+        state = cached.value
+        shown |= {"health": state.health, "listeners": state.listeners, "late": state.late, "problems": state.problems}
+    return shown
 
 
 ROUTES: Routes = {("GET", "/"): overview}

@@ -416,8 +416,8 @@ def merged(routes: Sequence[Routes]) -> Routes:
 class ServedPages(Protocol):
     """Pages that a server of their own serves: one dashboard, or several."""
 
-    def prepare(self) -> None:
-        """Do what would delay the first page."""
+    def prepare(self, wait_s: float = 0.0) -> None:
+        """Do what would delay the first page, but do not wait longer than *wait_s* for a broker."""
 
     def handle(self, request: HttpRequest) -> HttpResponse:
         """Return the response to a request."""

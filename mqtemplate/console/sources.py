@@ -55,6 +55,8 @@ _log = get_logger("mqtemplate.dashboard")
 
 _LEAST_AGE_S = 5.0
 _COST_FACTOR = 20
+_CLOSE_S = 5.0
+"""Most time to wait at the end for threads that read."""
 
 
 class OpenSource(BrokerSource):
@@ -189,6 +191,7 @@ class FolderSource(BrokerSource):
         self._settings = settings
         self._least_age_s, self._cost_factor = least_age_s, cost_factor
         self._lock = threading.Lock()
+        self._reader_ended = threading.Condition(self._lock)
         self._refresh: threading.Thread | None = None
         self._is_owner = False
         self._is_closed = False
@@ -207,6 +210,7 @@ class FolderSource(BrokerSource):
         finally:
             with self._lock:
                 opened.readers -= 1
+                self._reader_ended.notify_all()
                 is_unused = opened.is_replaced and not opened.readers
             if is_unused:
                 opened.access.close()
@@ -225,6 +229,7 @@ class FolderSource(BrokerSource):
         with self._lock:
             self._is_closed = True
             current = self._current
+            self._reader_ended.wait_for(lambda: not current.readers, _CLOSE_S)
         current.access.close()
 
     # --- opening -------------------------------------------------------------------------------

@@ -1,17 +1,20 @@
-"""State of the broker, read at most every few seconds: for the overview and the lists of topics and groups."""
+"""State of the broker and of the application, read at most every few seconds: for the overviews and the lists."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mqtemplate.broker import TopicInfo, TopicKind
 from mqtemplate.console.cache import Cached, OffsetSample
 from mqtemplate.console.site import Site
-from mqtemplate.operations.problems import BrokerReading, read_broker
+from mqtemplate.operations.problems import BrokerReading, Problem, application_problems, read_broker
 
 _KEY = "state of the broker"
-FIRST_PAINT_S = 0.1
+FIRST_PAINT_S = 0.05
 """Time that a page waits for what it shows. A page that is sent without it reads it again soon."""
 
 
@@ -60,11 +63,52 @@ def _read(site: Site) -> BrokerState:
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class ApplicationState:
+    """State of the application, from the documents that its actuator has.
+
+    Attributes:
+        health: None without this document.
+        late: Its recent late deliveries.
+        problems: Its problems of now, errors first.
+    """
+
+    health: Mapping[str, Any] | None
+    listeners: Sequence[Mapping[str, Any]]
+    late: Sequence[Mapping[str, Any]]
+    problems: Sequence[Problem]
+
+
+def application_of(site: Site, wait_s: float = FIRST_PAINT_S) -> Cached[ApplicationState] | None:
+    """Return the state, some seconds old; None if it was never read and reading takes longer than *wait_s*.
+
+    Raises:
+        BrokerError: The application does not answer.
+    """
+    return site.cache.get("application", lambda: _read_application(site), wait_s)
+
+
+def _read_application(site: Site) -> ApplicationState:
+    listeners, lateness, health = (site.document(name) for name in ("listeners", "lateness", "health"))
+    found = [] if listeners is None else listeners["listeners"]
+    late = [] if lateness is None else lateness["deliveries"]
+    return ApplicationState(health, found, late, application_problems(health, found))
+
+
 def _size(path: Path) -> int:
-    total = 0
-    for file in path.rglob("*"):
+    """Return the size of all files below a directory. A thousand topics have thousands of files."""
+    total, folders = 0, [str(path)]
+    while folders:
         try:
-            total += file.stat().st_blocks * 512
-        except OSError:  # retention has deleted it
+            entries = list(os.scandir(folders.pop()))
+        except OSError:  # its topic was deleted
             continue
+        for each in entries:
+            try:
+                if each.is_dir(follow_symlinks=False):
+                    folders.append(each.path)
+                else:
+                    total += each.stat().st_blocks * 512
+            except OSError:  # retention has deleted it
+                continue
     return total

@@ -37,9 +37,9 @@ from mqtemplate.record.properties_template import PropertiesTemplate
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.topics import HALF_TOPIC
 
-_Encoded = tuple[bytes, PropertiesTemplate, int, str | None, bool]
-"""Encoded properties, the template that adds an id, tags code, the message id or None, and True if one of
-`SPECIAL_PROPERTIES` is among them."""
+_Encoded = tuple[bytes, int, str | None, bool]
+"""Encoded properties (without a message id: up to the place of one), tags code, the message id or None, and True if one
+of `SPECIAL_PROPERTIES` is among them."""
 
 _ROOM_FOR_CHECKS = 100
 """Bytes that transaction checks add to the properties. Without room for them a transaction would stay open for ever."""
@@ -50,6 +50,7 @@ _FEWEST_UNIFORM = 16
 
 _tags_code = lru_cache(maxsize=1_024)(tags_code)
 _APPENDED_ID = PropertiesTemplate.appending(b"")
+_ID_NAME = _APPENDED_ID.front
 
 
 class SendOrigin(NamedTuple):
@@ -73,7 +74,7 @@ class DraftMaker:
         self._limits = limits
         self._max_message_size = max_message_size
         self._born_host = pack_host(HostAddress(host.ip, 0))
-        self._last: tuple[dict[str, str], _Encoded] = ({}, (b"", _APPENDED_ID, 0, None, False))
+        self._last: tuple[dict[str, str], _Encoded] = ({}, (_ID_NAME, 0, None, False))
 
     def change_levels(self, levels: DelayLevels) -> None:
         """Use another level table from now on."""
@@ -98,12 +99,12 @@ class DraftMaker:
         if len(body) > self._max_message_size:
             raise self._too_large(message)
         # Most producers send the same properties again and again, so the last result is kept.
-        last, (encoded, template, code, unique_id, is_special) = self._last
+        last, (encoded, code, unique_id, is_special) = self._last
         if properties != last:
-            encoded, template, code, unique_id, is_special = self._encode(properties)
+            encoded, code, unique_id, is_special = self._encode(properties)
         if unique_id is None:
             unique_id = create_unique_id()
-            encoded = template.fill(unique_id.encode())
+            encoded = encoded + unique_id.encode() + PROPERTY_SEPARATOR
         topic, delay_ms = message.topic, -1
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
@@ -150,12 +151,11 @@ class DraftMaker:
         )
 
     def _encode(self, properties: dict[str, str]) -> _Encoded:
-        encoded = encode_properties(properties)
+        encoded, unique_id = encode_properties(properties), properties.get(Property.UNIQ_KEY)
         result = (
-            encoded,
-            PropertiesTemplate.appending(encoded),
+            encoded + _ID_NAME if unique_id is None else encoded,
             _tags_code(properties.get(Property.TAGS)),
-            properties.get(Property.UNIQ_KEY),
+            unique_id,
             not SPECIAL_PROPERTIES.isdisjoint(properties),
         )
         self._last = (properties.copy(), result)

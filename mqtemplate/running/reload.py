@@ -17,11 +17,14 @@ from mqtemplate.context.application import MQApplication
 from mqtemplate.context.config.files import ENV_FILE
 from mqtemplate.context.logging import change_level
 from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.broker import acl_settings
 from mqtemplate.context.settings.source import changed_keys, read_again
 from mqtemplate.context.signals import handled_signals
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
+from mqtemplate.server.acl.access import AccessControl
+from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.services import PeriodicService, Service, ServiceRunner
 
 _log = get_logger("mqtemplate.config")
@@ -87,6 +90,15 @@ def delay_levels(configure: Callable[[str], object]) -> ReloadablePart:
     """
     key = "mqtemplate.broker.message-delay-level"
     return ReloadablePart((key,), lambda settings: configure(settings.mqtemplate.broker.message_delay_level))
+
+
+def accounts_part(access: Callable[[], AccessControl]) -> ReloadablePart:
+    """Return the part of a program that has the accounts of the settings and no server: those of its dashboard."""
+
+    def use_accounts(settings: AppSettings) -> None:
+        access().change_accounts(acl_settings(settings.mqtemplate.server.acl) or AclSettings())
+
+    return ReloadablePart(("mqtemplate.server.acl",), use_accounts)
 
 
 class ConfigReload:
@@ -283,4 +295,7 @@ def reload_of(app: MQApplication) -> ConfigReload:
 
     if settings.is_embedded:
         parts.append(delay_levels(configure))
+    management = settings.mqtemplate.management
+    if management.enabled and management.dashboard.enabled and settings.mqtemplate.server.acl.enabled:
+        parts.append(accounts_part(lambda: app.get(AccessControl)))
     return ConfigReload(settings, lambda: read_again(settings), parts)

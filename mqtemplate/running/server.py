@@ -19,8 +19,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.processes import prompt_threads
 from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
 from mqtemplate.running.reload import LOG_LEVEL, ConfigReload, ReloadablePart, delay_levels
-from mqtemplate.server.acl.access import AccessControl
-from mqtemplate.server.acl.settings import Account, AclSettings
+from mqtemplate.server.acl.settings import Account
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
@@ -121,15 +120,6 @@ def _tls(tls: ServerTlsSettings) -> ServerTls | None:
         client_auth=ClientAuth[tls.client_auth],
         trust_cert_path=tls.trust_cert_path,
     )
-
-
-def accounts_part(access: AccessControl) -> ReloadablePart:
-    """Return the part of a program that has the accounts of the settings and no server."""
-
-    def use_accounts(settings: AppSettings) -> None:
-        access.change_accounts(acl_settings(settings.mqtemplate.server.acl) or AclSettings())
-
-    return ReloadablePart(("mqtemplate.server.acl",), use_accounts)
 
 
 _ANY_PORT = HostAddress("127.0.0.1", 0)

@@ -31,9 +31,10 @@ class ObservabilityAutoConfiguration(AutoConfiguration):
         context.register(actuator)
         mounts: dict[str, type[Mounted]] = {}
         if context.settings.mqtemplate.management.dashboard.enabled:
-            from mqtemplate.console import MOUNT, Dashboard, application_dashboard, check_installed
+            from mqtemplate.console import MOUNT, Dashboard, application_dashboard, check_installed, dashboard_accounts
 
             check_installed()
+            context.register(dashboard_accounts)
             context.register(application_dashboard)
             mounts[MOUNT] = Dashboard
         context.add_part(Management(context, mounts))

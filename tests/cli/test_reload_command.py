@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.cli import main
+from mqtemplate.cli.commands.run import _accounts
 from mqtemplate.clock import VirtualClock
+from mqtemplate.context.settings.source import load_settings
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RequestCode
@@ -238,3 +240,24 @@ def test_the_server_of_several_workers_reads_its_configuration_again(tmp_path: P
     assert done.stdout.startswith(f"127.0.0.1:{port}: changed: ")
     assert levels == "1s 2s"
     assert code == 0
+
+
+def test_the_command_reads_the_accounts_of_the_dashboard_of_its_workers_again(tmp_path: Path) -> None:
+    """Also without a server of its own: the workers use a cluster, and the command serves the dashboard of all."""
+
+    def write_accounts(name: str) -> None:
+        account = f"{{access-key: {name}, secret-key: {SECRET}}}"
+        (tmp_path / "application.yml").write_text(
+            f"rocketmq: {{name-server: '127.0.0.1:9876'}}\n"
+            f"mqtemplate: {{server: {{acl: {{enabled: true, accounts: [{account}]}}}}}}\n"
+        )
+
+    write_accounts("night-shift")
+    with _accounts(load_settings(tmp_path, environment={}), None) as accounts:
+        assert accounts is not None
+        before = set(accounts.accounts)
+        write_accounts("new-hand")
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: set(accounts.accounts) == {"new-hand"}, "the accounts are read again")
+
+    assert before == {"night-shift"}

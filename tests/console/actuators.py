@@ -25,9 +25,11 @@ def respond(
     *,
     host: str | None = None,
     remote: str = "10.0.0.7",
+    scrape_timeout: str | None = None,
 ) -> HttpResponse:
     """Return the response to a request of another program."""
-    given = {"authorization": authorization or None, "host": host}
+    timeout = "x-prometheus-scrape-timeout-seconds"
+    given = {"authorization": authorization or None, "host": host, timeout: scrape_timeout}
     headers = {name: value for name, value in given.items() if value is not None}
     request = HttpRequest(method=method, path=path, query=query or [], headers=headers, body=body, remote=remote)
     return actuator.handle(request)

@@ -137,15 +137,15 @@ PAGES = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+@pytest.mark.parametrize("look", ["light", "dark", "phone", "phone-dark"])
 def test_every_page_is_shown_without_an_error(browser: Any, shop: Shop, look: str) -> None:
     sent = shop.page("/messages", topic="orders", key="hostile").link("hostile")
     letter = shop.page("/dead-letters", group="billing").link("lost-1")
     due = shop.broker.delayed.pending(PendingQuery(key="due-40")).messages[0]
     pages = PAGES | {"message": sent, "dead-letter": letter, "pending": f"/message?id={due.msg_id}&topic=reminders"}
-    context = PHONE if look == "phone" else DESKTOP
+    context = PHONE if look.startswith("phone") else DESKTOP
     with served(shop) as base:
-        user = visitor(browser, base, color_scheme="dark" if look == "dark" else "light", **context)
+        user = visitor(browser, base, color_scheme="dark" if look.endswith("dark") else "light", **context)
         user.go(f"/sign-in?token={TOKEN}")
         for name, path in pages.items():
             user.go(path)

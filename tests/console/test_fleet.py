@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.console import Access, Place, dashboard_audit, several_dashboards
 from mqtemplate.console.client import ActuatorClient
 from mqtemplate.console.sources import ClusterSource, OpenSource
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, UnknownNameError
 from mqtemplate.message import Message
 from mqtemplate.operations import BrokerAccess
 from mqtemplate.server.acl.access import AccessControl
@@ -165,3 +166,42 @@ def test_an_account_has_its_rights_in_all_of_them(tmp_path: Path) -> None:
         assert "billing" not in several.shop.page("/").text
         assert "orders" in several.shop.page("/at/eu/topics").text
         assert "invoices" not in several.shop.page("/at/us/topics").text
+
+
+class Application:
+    """An application with a paused listener and a part that has failed."""
+
+    address = "http://10.0.0.5:9090/actuator"
+
+    def get(self, path: str) -> Any:
+        paused = {"id": "bill", "group": "billing", "state": "paused", "lag": 7}
+        failed = {"status": "DOWN", "details": {"error": "no connection"}}
+        found: dict[str, Any] = {
+            "listeners": {"listeners": [paused]},
+            "health": {"status": "DOWN", "components": {"mail": failed}},
+        }
+        if path not in found:
+            raise UnknownNameError(f"there is no endpoint {path!r}")
+        return found[path]
+
+    def post(self, path: str, change: object) -> Any:
+        raise NotImplementedError
+
+
+def test_the_overview_of_all_and_that_of_an_application_say_the_same(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    fleet = several_dashboards(
+        {"shop": Place(application=Application())},
+        access=Access(TOKEN, reads_need_token=False, clock=clock),
+        audit=dashboard_audit(None, clock),
+        clock=clock,
+    )
+    shop = Shop(None, None, fleet, tmp_path)  # type: ignore[arg-type]
+
+    both = [shop.page(path).text for path in ("/", "/at/shop/")]
+    fleet.close()
+
+    for page in both:
+        assert page.index("health: mail is DOWN: no connection") < page.index(
+            "listener bill is paused, with a lag of 7 messages"
+        )

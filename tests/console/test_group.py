@@ -15,12 +15,15 @@ import pytest
 
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.console import Actuator, ActuatorSources, ManagementAddress
+from mqtemplate.console.actuator import SAMPLES, ActuatorDocuments, Query
 from mqtemplate.console.group import LockedFile, ProcessGroup, private_folder, take_name
-from mqtemplate.console.merging import NO_PROCESS, ActuatorCall
+from mqtemplate.console.merging import NO_PROCESS, ActuatorCall, MergedDocuments
 from mqtemplate.context.settings.features import ManagementSettings
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.http import HttpRequest, HttpResponse
+from mqtemplate.metrics import Metrics
 from mqtemplate.observability import HealthChecks
-from tests.console.actuators import BEARER, KEYS
+from tests.console.actuators import BEARER, KEYS, TOKEN, respond
 from tests.waiting import eventually
 
 
@@ -112,8 +115,6 @@ def test_the_actuator_of_each_process_answers_for_all(opened: Open, port: int) -
     """A web framework that mounts it passes a request to any worker."""
     _, second = opened(), opened()
 
-    from tests.console.actuators import respond
-
     document = json.loads(respond(second.get(Actuator), "GET", "/health").body)
     assert document["components"]["workers"]["components"].keys() == {"1", "2"}
 
@@ -190,6 +191,63 @@ def test_an_expected_process_that_does_not_run_has_an_answer(tmp_path: Path) -> 
     assert [(each.worker, each.status) for each in answers] == [("1", NO_PROCESS), ("2", NO_PROCESS), ("parent", 200)]
     assert answers[0].error == "the process does not run, or has not started yet"
     parent.stop()
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Path]:
+    """The folder of an application whose worker 2, process 4302, takes connections and does not answer."""
+    _, lock = take_name(tmp_path, "2")
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        document = {"process": 4302, "port": stopped.getsockname()[1], "key": "x" * 32}
+        (tmp_path / "2.json").write_text(json.dumps(document))
+        yield tmp_path
+    lock.release()
+
+
+@pytest.mark.parametrize("timeout", ["0.5", "0.25"])
+def test_a_worker_that_hangs_is_named_before_the_scrape_of_prometheus_ends(hanging: Path, timeout: str) -> None:
+    """So the scrape succeeds, and the alert says which worker hangs, not that the whole application is gone."""
+    pytest.importorskip("prometheus_client")
+    own = Actuator(ActuatorSources(health=HealthChecks({}, is_virtual=True), metrics=Metrics()), token=TOKEN)
+    parent = ProcessGroup(own, hanging, "1", 3.0)
+    parent.start()
+    own.documents = MergedDocuments(own, parent)
+
+    response = respond(own, "GET", "/prometheus", scrape_timeout=timeout)
+    [_, answer] = parent.ask(ActuatorCall("GET", SAMPLES, wait_s=0.8 * float(timeout)))
+
+    assert isinstance(response.body, bytes)
+    values = {line for line in response.body.decode().splitlines() if line.startswith("mqtemplate_worker_up_ratio")}
+    assert response.status == 200
+    assert values == {
+        'mqtemplate_worker_up_ratio{mqtemplate_worker="1"} 1.0',
+        'mqtemplate_worker_up_ratio{mqtemplate_worker="2"} 0.0',
+    }
+    assert answer.error == f"process 4302 does not answer within {0.8 * float(timeout):g} s"
+    parent.stop()
+
+
+@pytest.mark.parametrize("timeout", ["", "soon", "nan", "-3", "0", "60"])
+def test_a_scrape_does_not_lengthen_the_time_to_wait_for_a_worker(tmp_path: Path, timeout: str) -> None:
+    own = Actuator(ActuatorSources(health=HealthChecks({}, is_virtual=True), metrics=Metrics()), token=TOKEN)
+    parent = ProcessGroup(own, tmp_path, "1", 3.0)
+    asked: list[float] = []
+
+    class Noted(ActuatorDocuments):
+        endpoints = ("metrics",)
+
+        def read(self, name: str, rest: str, query: Query, wait_s: float | None = None) -> HttpResponse:
+            asked.append(parent._timeout_of(ActuatorCall("GET", SAMPLES, wait_s=wait_s)))
+            return HttpResponse(200, b"")
+
+        def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
+            raise NotImplementedError
+
+    own.documents = Noted()
+    respond(own, "GET", "/metrics", scrape_timeout=timeout)
+    parent.stop()
+
+    assert asked == [8.0]
 
 
 def test_other_users_cannot_read_the_key_and_without_it_nothing_is_answered(

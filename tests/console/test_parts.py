@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import SystemClock
-from mqtemplate.console import Access, Dashboard, FolderSource, OpenSource, dashboard_audit, state
+from mqtemplate.console import Access, Dashboard, DashboardServer, FolderSource, OpenSource, dashboard_audit, state
+from mqtemplate.console import dashboard as dashboard_module
 from mqtemplate.console.cache import BackgroundCache, OffsetSample, Rates
 from mqtemplate.console.histogram import DAY_MS, HOUR_MS, MINUTE_MS, histogram
 from mqtemplate.console.messages import _MAX_STREAMS, events
@@ -274,3 +275,65 @@ def test_an_old_snapshot_is_replaced_beside_its_readers(tmp_path: Path) -> None:
 
     assert "orders" in before
     assert "invoices" not in before
+
+
+def test_closing_waits_for_who_reads(tmp_path: Path) -> None:
+    """The overview is read in the background: Ctrl-C must not close the files below it."""
+    with EmbeddedBroker(tmp_path / "store") as owner:
+        owner.sends.send(Message("orders", b"x"))
+    source, found, is_read, may_read = FolderSource(tmp_path / "store"), list[str](), Event(), Event()
+
+    def read() -> None:
+        with source.reading() as access:
+            is_read.set()
+            may_read.wait(60)
+            found.extend(access.admin.topic_names())
+
+    reader, closer = Thread(target=read), Thread(target=source.close)
+    reader.start()
+    is_read.wait(60)
+    closer.start()
+    closer.join(0.1)
+    waits = closer.is_alive()
+    may_read.set()
+    for each in (reader, closer):
+        each.join(60)
+
+    assert waits
+    assert "orders" in found
+
+
+def test_a_server_of_pages_has_read_the_broker_when_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading beside the first page would make it slow. A broker that takes longer does not delay the start further."""
+    reads, may_end, read = list[str](), Event(), state._read
+    may_end.set()
+
+    def counted(site: Site) -> BrokerState:
+        may_end.wait(60)
+        reads.append("read")
+        return read(site)
+
+    monkeypatch.setattr(state, "_read", counted)
+    monkeypatch.setattr(dashboard_module, "_PREPARE_S", 60.0)
+    with EmbeddedBroker() as broker:
+        broker.create_topic("orders")
+        access = Access(reads_need_token=False)
+
+        def dashboard() -> Dashboard:
+            source = OpenSource(BrokerAccess(broker), "shop")
+            return Dashboard(source, access=access, audit=dashboard_audit(None, SystemClock()))
+
+        server = DashboardServer(first := dashboard(), "127.0.0.1", 0)
+        server.start()
+        at_start = list(reads)
+        page = Answer(first.handle(HttpRequest(method="GET", path="/", headers={"host": HOST})))
+        server.stop()
+        may_end.clear()
+        monkeypatch.setattr(dashboard_module, "_PREPARE_S", 0.01)
+        slow = DashboardServer(dashboard(), "127.0.0.1", 0)
+        slow.start()
+        may_end.set()
+        slow.stop()
+
+    assert at_start == ["read"]
+    assert "reading the broker" not in page.text

@@ -113,6 +113,9 @@ INCIDENTS = [
     Incident("a worker is killed again and again", "MqtemplateWorkerDown",
              {f"mqtemplate_worker_up_ratio{{{WORKER}}}": f"{flat(1, 10)} {flat(0, 5)} {flat(1, 10)}"},
              {11: QUIET, 12: {"instance": "a", "mqtemplate_worker": "1"}, 15: QUIET}),
+    Incident("a worker hangs, and the process that serves the address says so", "MqtemplateProcessGone",
+             {UP: flat(1, 25), f"mqtemplate_worker_up_ratio{{{WORKER}}}": f"{flat(1, 10)} {flat(0, 15)}",
+              CLOCK: "0+60x24"}, {12: QUIET, 24: QUIET}),
     # --- backlogs
     Incident("a listener is paused in an idle night", "MqtemplateGroupBehind",
              {BEHIND: f"{flat(0, 10)} 0+60x20 0+0x10"}, {9: QUIET, 20: QUIET, 21: OF_TOPIC, 30: OF_TOPIC, 31: QUIET}),

@@ -10,10 +10,13 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from fastapi.testclient import TestClient
 from structlog.testing import capture_logs
 
+from mqtemplate import MQApplication
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
+from mqtemplate.console import Dashboard, dashboard_asgi_app
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.source import load_settings
 from mqtemplate.errors import ConfigurationError
@@ -22,9 +25,10 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
-from mqtemplate.running.reload import ConfigReload, ReloadablePart
+from mqtemplate.running.reload import ConfigReload, ReloadablePart, reload_of
 from mqtemplate.running.server import READ_BY_SERVER, local_cluster, reloadable_parts
 from mqtemplate.server import LocalCluster
+from tests.console.pages import COMPLETE, MANAGEMENT_TOKEN
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.server.tool import Tool, pull_header
 from tests.waiting import eventually
@@ -374,3 +378,41 @@ def test_a_missing_certificate_keeps_the_former_one_and_its_expiry_is_a_metric(t
     assert "No such file or directory" in problem
     assert isinstance(sample.value, int)
     assert 8_998 < sample.value / 86_400_000 <= 9_000
+
+
+# --- an application -----------------------------------------------------------------------------
+
+
+def test_the_accounts_of_the_dashboard_of_an_application_are_read_again(tmp_path: Path) -> None:
+    """Who leaves the team loses the dashboard without a restart; with a wrong file all stays as it was."""
+
+    def accounts(*names: str) -> str:
+        found = ", ".join(f"{{access-key: {each}, secret-key: {SECRET}, role: viewer}}" for each in names)
+        dashboard = f"{{enabled: true, token: {MANAGEMENT_TOKEN}, dashboard: {{enabled: true}}}}"
+        acl = f"{{enabled: true, accounts: [{found}]}}"
+        broker = "rocketmq: {name-server: 'embedded:memory'}"
+        return f"{broker}\nmqtemplate: {{server: {{acl: {acl}}}, management: {dashboard}}}"
+
+    write(tmp_path, accounts("night-shift", "day-shift"))
+    with MQApplication(config_folder=tmp_path, clock=VirtualClock()) as app:
+        client = TestClient(dashboard_asgi_app(app.get(Dashboard)), base_url="http://localhost")
+        reload = reload_of(app)
+
+        def may_enter(name: str) -> bool:
+            keys = {"access_key": name, "secret_key": SECRET}
+            return client.post("/sign-in", data=COMPLETE | keys, follow_redirects=False).status_code == 303
+
+        before = [may_enter(each) for each in ("night-shift", "day-shift", "new-hand")]
+        session = client.get("/topics").status_code
+        write(tmp_path, accounts())
+        wrong = reload.reload("SIGHUP")
+        kept = client.get("/topics").status_code
+        write(tmp_path, accounts("new-hand"))
+        right = reload.reload("SIGHUP")
+        after = [may_enter(each) for each in ("night-shift", "day-shift", "new-hand")]
+
+    assert (before, session, kept) == ([True, True, False], 200, 200)
+    assert "there are no accounts" in wrong.problems[0]
+    assert (right.problems, right.needs_restart) == ([], [])
+    assert {each.partition("[")[0] for each in right.changed} == {"mqtemplate.server.acl.accounts"}
+    assert after == [False, False, True]

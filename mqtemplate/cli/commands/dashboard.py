@@ -215,8 +215,7 @@ def dashboard(
 def _accounts(call: CommandCall) -> Iterator[AccessControl | None]:
     """Yield the accounts of the configuration, which follow its changes; None if access control is off."""
     from mqtemplate.context.settings.broker import acl_settings
-    from mqtemplate.running.reload import ConfigReload
-    from mqtemplate.running.server import accounts_part
+    from mqtemplate.running.reload import ConfigReload, accounts_part
     from mqtemplate.server.acl.access import AccessControl
 
     settings = call.settings()
@@ -224,7 +223,9 @@ def _accounts(call: CommandCall) -> Iterator[AccessControl | None]:
         yield None
         return
     accounts = AccessControl(acl_settings(settings.mqtemplate.server.acl))
-    reload = ConfigReload(settings, call.settings, [accounts_part(accounts)], sections=("mqtemplate.server.acl.",))
+    reload = ConfigReload(
+        settings, call.settings, [accounts_part(lambda: accounts)], sections=("mqtemplate.server.acl.",)
+    )
     with reload.running():
         yield accounts
 

@@ -188,7 +188,8 @@ def _management(
         if broker is None:
             actuator = managed_actuator(ActuatorSources(health=HealthChecks({}), name=management.name), management)
         else:
-            actuator, mounted = closing.enter_context(observed(broker, settings, _accounts(settings, cluster)))
+            accounts = closing.enter_context(_accounts(settings, cluster))
+            actuator, mounted = closing.enter_context(observed(broker, settings, accounts))
         group = joined_group(actuator, management, _group_folder(settings), "parent", workers, is_several=True)
         if group is None:
             raise _no_folder()
@@ -200,14 +201,25 @@ def _management(
         yield group.folder
 
 
-def _accounts(settings: AppSettings, cluster: LocalCluster[EmbeddedBroker] | None) -> AccessControl | None:
-    """Return the accounts of the server for the workers; those of the settings if another server has them."""
+@contextmanager
+def _accounts(settings: AppSettings, cluster: LocalCluster[EmbeddedBroker] | None) -> Iterator[AccessControl | None]:
+    """Yield the accounts of the server for the workers, which reloads them; those of the settings without it."""
     if cluster is not None:
-        return cluster.broker.core.access
+        yield cluster.broker.core.access
+        return
     from mqtemplate.context.settings.broker import acl_settings
+    from mqtemplate.context.settings.source import read_again
+    from mqtemplate.running.reload import ConfigReload, accounts_part
     from mqtemplate.server.acl.access import AccessControl
 
-    return AccessControl(acl_settings(settings.mqtemplate.server.acl))
+    acl = acl_settings(settings.mqtemplate.server.acl)
+    if acl is None:
+        yield None
+        return
+    accounts = AccessControl(acl)
+    part = accounts_part(lambda: accounts)
+    with ConfigReload(settings, lambda: read_again(settings), [part], sections=part.keys).running():
+        yield accounts
 
 
 def _group_folder(settings: AppSettings) -> Path:
