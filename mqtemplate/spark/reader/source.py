@@ -33,7 +33,14 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.location.option_values import is_pending_view
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.reader.task import Share, TaskReader
-from mqtemplate.spark.records.offsets import OffsetTable, limited, to_spark
+from mqtemplate.spark.records.offsets import (
+    OffsetTable,
+    initial_to_spark,
+    limited,
+    next_to_spark,
+    start_of_batch,
+    to_spark,
+)
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.records.schema import source_schema
 
@@ -142,7 +149,8 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
     """Reader of a stream, which plans micro-batches. It lives as long as the query, in a Python process of Spark.
 
     - Offsets never decrease, and a range contains the same messages each time it is read.
-    - The first offset is determined once: Spark calls ``initialOffset`` twice, and must get equal offsets.
+    - The first offset is determined once: Spark calls ``initialOffset`` twice, and must get equal offsets. The end of
+      the first batch contains it, so that a restart repeats the same batch.
     - With ``Trigger.AvailableNow`` no message is read that was stored after the start.
     """
 
@@ -158,7 +166,7 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._first is None:
             self._first = self._plan.start_offsets()
-        return to_spark(self._first)
+        return initial_to_spark(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         limits = self._options.limits
@@ -180,13 +188,15 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         if not latest:
             self._plan.warn_of_missing_topics()
         self._plan.check_not_shrunk(known, latest)
-        known = self._plan.with_new_queues(known)
+        return next_to_spark(start, known, self._end_of_batch(self._plan.with_new_queues(known), latest, limit))
+
+    def _end_of_batch(self, known: OffsetTable, latest: OffsetTable, limit: ReadLimit) -> OffsetTable:
         end = latest if self._target is None else self._target
         if isinstance(limit, ReadAllAvailable):
-            return to_spark(limited(known, end, None))
+            return limited(known, end, None)
         if self._target is None and self._should_wait(known, end):
-            return to_spark(known)
-        return to_spark(self._plan.limited(known, end))
+            return known
+        return self._plan.limited(known, end)
 
     def _should_wait(self, start: OffsetTable, end: OffsetTable) -> bool:
         """Return True if there are fewer messages than the minimum of a batch, and the longest wait is not over."""
@@ -201,7 +211,8 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         return False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._partitions(self._plan.from_checkpoint(start), self._plan.from_checkpoint(end))
+        first = start_of_batch(start, end)
+        return self._partitions(self._plan.from_checkpoint(first), self._plan.from_checkpoint(end))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the offsets of the group, for tools: the checkpoint has the progress.
