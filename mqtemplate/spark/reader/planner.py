@@ -236,7 +236,7 @@ class StoreReader:
                         queue=queue.queue_id,
                         offset=offset,
                         committed=committed,
-                        hint="another query or consumer commits for the group, or one did before; give each query its own",
+                        hint="another query or consumer commits for this group, or one did before; give each its own",
                     )
                     return
 
