@@ -21,7 +21,7 @@ OPTION_NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeProperties", "maxDecompressedSize"),
-    "retryTimeout",
+    *("retryTimeout", "columns"),
 )
 """Names for ``.option(...)``; case does not matter."""
 
@@ -161,6 +161,12 @@ class SourceOptions:
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
         return values.flag(_known(options), "includeProperties") is not False
+
+    @staticmethod
+    def columns(options: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names in ``columns``; none without the option, which means all columns."""
+        names = (name.strip() for name in _known(options).get("columns", "").split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:

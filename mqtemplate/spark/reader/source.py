@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.location.option_values import is_pending_view
@@ -65,7 +65,11 @@ class MqTemplateSource(DataSource):
         if is_pending_view(self.options):
             pending: StructType = _load("pending.reader").pending_schema()
             return pending
-        schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
+        columns = SourceOptions.columns(self.options)
+        if columns:
+            schema = StructType([_column(name) for name in columns])
+        else:
+            schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
         if _PROVIDER in self.options:
             schema.fields[0].metadata = {_TABLE_OPTIONS: json.dumps(dict(self.options))}
         return schema
@@ -82,7 +86,8 @@ class MqTemplateSource(DataSource):
         return StreamReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        writer: DataSourceWriter = _load("sink.writer").create_batch_writer(self.options, schema, overwrite=overwrite)
+        columns = _of_a_write(self.options, schema)
+        writer: DataSourceWriter = _load("sink.writer").create_batch_writer(self.options, columns, overwrite=overwrite)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -91,14 +96,56 @@ class MqTemplateSource(DataSource):
         return writer
 
 
-def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Return the options of a table of the catalog, which the options of the query override.
+def _column(name: str) -> StructField:
+    """Return a column of messages.
 
-    Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is read. It keeps
-    the schema with the metadata of its columns, so they are there.
+    Raises:
+        ConfigurationError: It does not exist.
+    """
+    ours = source_schema()
+    if name not in ours.names:
+        raise ConfigurationError(f"schema: there is no column {name!r}; name one of {', '.join(ours.names)}")
+    found: StructField = ours[name]
+    return found
+
+
+def _table_options(schema: StructType) -> dict[str, str]:
+    """Return the options of a table of the catalog; empty for another schema.
+
+    Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is used. It keeps
+    the schema with the metadata of its columns, so they are there. A table that was created with columns has no such
+    metadata: Spark does not request a schema then, and its options are lost.
     """
     stored = next((field.metadata[_TABLE_OPTIONS] for field in schema if _TABLE_OPTIONS in field.metadata), "{}")
-    return {**json.loads(stored), **options}
+    found: dict[str, str] = json.loads(stored)
+    return found
+
+
+def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a table of the catalog, which the options of the query override."""
+    found = {**_table_options(schema), **options}
+    if not found:
+        raise ConfigurationError(
+            "there are no options. Spark drops those of a table that is created with columns: create it without them, "
+            "as in CREATE TABLE orders USING mqtemplate OPTIONS (store './data', topic 'orders', columns 'keys, body')"
+        )
+    return found
+
+
+def _of_a_write(options: Mapping[str, str], schema: StructType) -> StructType:
+    """Return the columns of a write, without those that a table of the catalog has for reads only.
+
+    The options in *schema* are of the table that is written, or of the one that is read: Spark does not say which.
+    """
+    if not options:
+        raise ConfigurationError(
+            "there are no options. Spark does not pass those of a table to an INSERT: name them, as in INSERT INTO "
+            "orders WITH ('store' = './data', 'topic' = 'orders') SELECT keys, body FROM …"
+        )
+    if not _table_options(schema):
+        return schema
+    only_read = set(source_schema().names) - set(_load("sink.options").COLUMNS)
+    return StructType([field for field in schema if field.name not in only_read])
 
 
 class _ReaderBase:
@@ -237,12 +284,9 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     Raises:
         ConfigurationError: A column does not exist, or has another type.
     """
-    ours = source_schema()
     fields = []
     for field in schema:
-        if field.name not in ours.names:
-            raise ConfigurationError(f"schema: there is no column {field.name!r}; name one of {', '.join(ours.names)}")
-        kind = ours[field.name].dataType
+        kind = _column(field.name).dataType
         if field.dataType != kind:
             raise ConfigurationError(
                 f"schema: column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}; "
