@@ -42,6 +42,27 @@ class StoreReader:
             StoreFolder(options.location.store)  # checks the folder
         self._missing: set[str] = set()
         self._has_group_of_its_own = True
+        self._reported_selections: set[str | None] = set()
+
+    @property
+    def selection(self) -> str:
+        """The text of the option ``tags`` or ``sql``."""
+        return self._options.selector.expression
+
+    def check_selection(self, planned: str | None) -> None:
+        """Log once that the query selects other messages than the batch before; messages before are not read again.
+
+        Args:
+            planned: Selection of that batch; None if it is not known.
+        """
+        if planned not in (None, self.selection, *self._reported_selections):
+            self._reported_selections.add(planned)
+            _log.warning(
+                "spark.selection_changed",
+                before=planned,
+                now=self.selection,
+                hint="messages before the checkpoint are not read again; to read them, use another checkpoint",
+            )
 
     # --- queues --------------------------------------------------------------------------------
 

@@ -36,8 +36,10 @@ from mqtemplate.spark.reader.task import Share, TaskReader
 from mqtemplate.spark.records.offsets import (
     OffsetTable,
     initial_to_spark,
+    is_initial,
     limited,
     next_to_spark,
+    selection_in,
     start_of_batch,
     to_spark,
 )
@@ -235,7 +237,12 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         if not latest:
             self._plan.warn_of_missing_topics()
         self._plan.check_not_shrunk(known, latest)
-        return next_to_spark(start, known, self._end_of_batch(self._plan.with_new_queues(known), latest, limit))
+        self._plan.check_selection(selection_in(start))
+        if self._target is not None and not is_initial(start):
+            # Spark plans the next batch after the one before, and commits that one with it. The last one has no next.
+            self._plan.commit(known)
+        end = self._end_of_batch(self._plan.with_new_queues(known), latest, limit)
+        return next_to_spark(start, known, end, self._plan.selection)
 
     def _end_of_batch(self, known: OffsetTable, latest: OffsetTable, limit: ReadLimit) -> OffsetTable:
         end = latest if self._target is None else self._target

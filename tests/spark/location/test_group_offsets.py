@@ -7,6 +7,8 @@ from structlog.testing import capture_logs
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreError
 from mqtemplate.message import Message, MessageQueue
@@ -31,6 +33,23 @@ def test_the_end_of_a_batch_is_committed_for_the_group_and_never_goes_back(broke
         reader(broker).commit({"orders": {"0": 2}})
 
     assert broker.groups.committed_offset("billing", queue) == 4
+
+
+def test_a_query_of_what_is_available_now_commits_its_last_batch(broker: EmbeddedBroker) -> None:
+    """Spark calls ``commit`` for a batch with the next one, and asks for an end after the last batch."""
+    queue = MessageQueue("orders", broker.name, 0)
+    for _ in range(5):
+        broker.sends.send(Message("orders", b"x"), queue)
+    query = reader(broker)
+
+    with LocalServer(broker):
+        query.prepareForTriggerAvailableNow()
+        end = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+        before = broker.groups.committed_offset("billing", queue)
+        assert query.latestOffset(end, ReadAllAvailable()) == end
+
+    assert before is None
+    assert broker.groups.committed_offset("billing", queue) == 5
 
 
 def test_a_second_query_of_a_group_is_reported_once(broker: EmbeddedBroker) -> None:

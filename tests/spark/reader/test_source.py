@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -224,6 +225,23 @@ def test_a_first_batch_without_messages_is_followed_by_none(broker: EmbeddedBrok
 
     assert json.dumps(after) == json.dumps(end)
     assert reader.partitions(reader.initialOffset(), end) == []
+
+
+def test_another_selection_with_an_old_checkpoint_is_reported_once(broker: EmbeddedBroker) -> None:
+    """The messages before are not read again, which a user of the new selection may expect."""
+    send(broker, 3)
+    first = stream_reader(broker, tags="pay")
+    stored = first.latestOffset(first.initialOffset(), ALL)
+    same, other = stream_reader(broker, tags="pay"), stream_reader(broker, sql="TAGS = 'ship'")
+
+    with capture_logs() as events:
+        assert same.latestOffset(stored, ALL) == stored
+        for _ in range(2):
+            other.latestOffset(stored, ALL)
+
+    assert [(each["event"], each["before"], each["now"]) for each in events] == [
+        ("spark.selection_changed", "pay", "TAGS = 'ship'")
+    ]
 
 
 def test_a_reader_continues_in_the_next_file_of_a_queue(tmp_path: Path) -> None:
