@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mqtemplate.errors import ListenerError, SparkError
+from mqtemplate.errors import ListenerError, RemoteConnectError, RemoteTimeoutError, SparkError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.declaration.resolution import default_resolve
@@ -45,7 +46,7 @@ _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _PROGRESS_S = 1
-_MAX_RESTART_DELAY_MS = 300_000
+_MAX_RESTART_DELAY_MS, _MAX_DOUBLINGS = 300_000, 20
 
 
 class _StoppingError(Exception):
@@ -328,13 +329,20 @@ class SparkListenerContainer:
         """Log one event: with the stack of the listener's function, or with the text of an error of Spark."""
         own, self._error = self._error, self._error or error
         self.monitor.failures.add()
-        left = self.settings.max_restarts - self._restarts
+        left = self._restarts_left(self._error)
         self._log.error("spark.failed", reason=summary_of(self._error), restarts_left=left, exc_info=own)
+
+    def _restarts_left(self, error: Exception) -> float:
+        """Return the number of restarts after *error*; infinite while nothing but the broker is missing."""
+        if self.settings.max_restarts is not None:
+            return self.settings.max_restarts - self._restarts
+        return math.inf if _is_unreached(error) else 0
 
     def _restart(self) -> None:
         """Start the query again, unless the restarts are used up; wait before, longer each time."""
-        while self._error is not None and self._restarts < self.settings.max_restarts:
-            delay_ms = min(self.settings.restart_delay * 2**self._restarts, _MAX_RESTART_DELAY_MS)
+        while self._error is not None and self._restarts_left(self._error) > 0:
+            doubled = 2 ** min(self._restarts, _MAX_DOUBLINGS)
+            delay_ms = min(self.settings.restart_delay * doubled, _MAX_RESTART_DELAY_MS)
             if self._stopping.wait(delay_ms / 1_000):
                 return
             self._restarts += 1
@@ -378,6 +386,15 @@ class SparkListenerContainer:
 
     def _committed(self, queue: MessageQueue) -> int | None:
         return self._shared.broker.groups.committed_offset(self.settings.consumer_group, queue)
+
+
+def _is_unreached(error: Exception) -> bool:
+    """Return True if a broker or name server could not be reached: a restart can help, whatever the messages are.
+
+    Spark reports an error of the data source as text, with the name of its class.
+    """
+    kinds = (RemoteConnectError, RemoteTimeoutError)
+    return isinstance(error, kinds) or any(f"{kind.__name__}: " in str(error) for kind in kinds)
 
 
 def _is_connect(spark: object) -> bool:

@@ -89,6 +89,12 @@ def _delay(default: str | None) -> Attribute:
     return Attribute(default, ALLOWED, read, 1_000)
 
 
+def _restarts() -> Attribute:
+    """Return an attribute that takes a number of restarts, or None."""
+    number = declared.number(None, 0)
+    return Attribute(None, number.allowed, lambda value: None if value is None else number.read(value))
+
+
 _TRIGGER = Attribute(
     timedelta(seconds=1), f"'5s', a timedelta, an interval of Spark such as '5 seconds', or {AVAILABLE_NOW!r}", _trigger
 )
@@ -129,8 +135,9 @@ class SparkListenerAttributes(TypedDict, total=False):
     """Retries of a row that was sent back, before it goes to the dead-letter topic."""
     redelivery_delay: Annotated[Duration | None, _delay(None)]
     """Delay of such a retry; None: the broker's retry delays, from 10 s to 2 h."""
-    max_restarts: Annotated[int | str, declared.number(0, 0)]
-    """Restarts of a query that ended with an error, without a successful batch in between."""
+    max_restarts: Annotated[int | str | None, _restarts()]
+    """Restarts of a query that ended with an error, without a successful batch in between. None: as many as it takes
+    while the broker or the cluster cannot be reached, and none after another error."""
     restart_delay: Annotated[Duration, _delay("10s")]
     """Time before the first restart, ``"10s"`` or a timedelta; doubled before each further one, up to 5 minutes."""
     checkpoint: Annotated[str | None, declared.as_written(None)]
@@ -156,7 +163,7 @@ class SparkListenerSettings:
     on_failure: str
     max_redeliveries: int
     redelivery_delay: int | None
-    max_restarts: int
+    max_restarts: int | None
     restart_delay: int
     checkpoint: str | None
 

@@ -150,10 +150,26 @@ class Redelivery:
         self, query_id: str, batch_id: int, rows: Sequence[FailedRow], first: int, error: Exception | None = None
     ) -> None:
         sequence = SendSequence(f"{query_id}/redelivery", batch_id, 0, first)
+        dead: list[FailedRow] = []
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[start : start + _ROWS_AT_ONCE]
-            messages = zip(self._read(part), part, strict=True)
-            self._send_back([self._sent_back(message, row, error) for message, row in messages], sequence.after(start))
+            copies = [self._sent_back(message, row, error) for message, row in zip(self._read(part), part, strict=True)]
+            self._send_back(copies, sequence.after(start))
+            dead += [row for row, copy in zip(part, copies, strict=True) if copy.is_dead]
+        self._report(batch_id, dead)
+
+    def _report(self, batch_id: int, dead: Sequence[FailedRow]) -> None:
+        """Log one event for the dead letters of a batch, which may be thousands. Each has its cause as a property."""
+        if dead:
+            row = dead[0]
+            self._log.warning(
+                "spark.dead_letters",
+                batch=batch_id,
+                count=len(dead),
+                first=f"{row.topic}, queue {row.queue_id}, offset {row.queue_offset}",
+                reason=row.reason,
+                other_reasons=len({each.reason for each in dead}) - 1,
+            )
 
     def _sent_back(self, message: MessageExt, row: FailedRow, error: Exception | None) -> SentBack:
         sent_back = sent_back_message(self._spec, message, -1 if row.is_dead else 0, row.delay_ms)
@@ -161,9 +177,6 @@ class Redelivery:
             self.redelivered.add()
             return sent_back
         self.dead_letters.add()
-        self._log.warning(
-            "spark.dead_letter", topic=row.topic, queue=row.queue_id, offset=row.queue_offset, reason=row.reason
-        )
         cause = error or SparkError(row.reason)
         now_ms = self._broker.clock.now_ms()
         properties = dead_letter_properties(self._listener, message, cause, now_ms, stack=short_stack(cause))

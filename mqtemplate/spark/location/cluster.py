@@ -38,14 +38,12 @@ from mqtemplate.remoting.protocol.headers.group import (
 )
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.spark.location.cluster_connection import (
-    ATTEMPTS,
-    BUSY,
-    TRANSIENT,
+    RETRY_S,
     Answer,
     ClusterConnection,
+    Retries,
     connect,
     named,
-    pause,
 )
 from mqtemplate.spark.records.blocks import MAX_ROWS, RecordBlock, block_at, blocks_of
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
@@ -86,7 +84,6 @@ class _Pull:
     at: int
     end: int
     answer: Answer = field(default_factory=Future)
-    attempt: int = 0
 
 
 @dataclass(slots=True)
@@ -133,33 +130,33 @@ class Pulls:
 
     def _result(self, pull: _Pull) -> tuple[int, bytes]:
         """Return the offset of the next pull, and the records; repeat the pull if the broker cannot answer now."""
+        retries = Retries(self.connection.retry_s)
         while True:
             response = pull.answer.result()
-            if isinstance(response, TRANSIENT) and pull.attempt < ATTEMPTS:
-                self._repeat(pull)
-                continue
-            if isinstance(response, BrokerError):
-                raise response
-            if response.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY):
-                header = response.header(PullMessageResponseHeader)
-                return max(header.next_begin_offset, pull.at), response.body
-            if response.code == ResponseCode.PULL_OFFSET_MOVED:
-                header = response.header(PullMessageResponseHeader)
-                raise OffsetOutOfRangeError(
-                    f"{named(self.found.queue)}: offset {pull.at} is not stored: the queue goes from "
-                    f"{header.min_offset} to {header.max_offset}",
-                    header.min_offset,
-                )
             # PULL_NOT_FOUND: a broker dispatches to its consume queues a moment after it stored the messages.
-            if response.code not in (*BUSY, ResponseCode.PULL_NOT_FOUND) or pull.attempt >= ATTEMPTS:
-                address = self.connection.address(self.found.queue)
-                raise response_error(response, f"read {named(self.found.queue)}", address)
-            self._repeat(pull)
+            is_final = self.connection.is_final(self.found.queue, response) and not _is_not_found(response)
+            if is_final or not retries.pause():
+                return self._parsed(response, pull.at)
+            self._send(pull)
 
-    def _repeat(self, pull: _Pull) -> None:
-        pause(pull.attempt)
-        pull.attempt += 1
-        self._send(pull)
+    def _parsed(self, response: RemotingCommand | BrokerError, at: int) -> tuple[int, bytes]:
+        if isinstance(response, BrokerError):
+            raise response
+        if response.code in (ResponseCode.SUCCESS, ResponseCode.PULL_RETRY_IMMEDIATELY):
+            header = response.header(PullMessageResponseHeader)
+            return max(header.next_begin_offset, at), response.body
+        if response.code == ResponseCode.PULL_OFFSET_MOVED:
+            header = response.header(PullMessageResponseHeader)
+            raise OffsetOutOfRangeError(
+                f"{named(self.found.queue)}: offset {at} is not stored: the queue goes from "
+                f"{header.min_offset} to {header.max_offset}",
+                header.min_offset,
+            )
+        raise response_error(response, f"read {named(self.found.queue)}", self.connection.address(self.found.queue))
+
+
+def _is_not_found(response: RemotingCommand | BrokerError) -> bool:
+    return isinstance(response, RemotingCommand) and response.code == ResponseCode.PULL_NOT_FOUND
 
 
 _COUNT = struct.Struct(">i")
@@ -202,21 +199,24 @@ class BlockRequests:
 
     def _answer(self, waiting: Answer, at: int) -> tuple[RemotingCommand, int]:
         """Return a response with records, and the offset of the next request; repeat it if there is none yet."""
-        for attempt in range(ATTEMPTS):
+        retries = Retries(self.connection.retry_s)
+        while True:
             response = waiting.result()
-            if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
+            if self.connection.is_final(self.found.queue, response):
+                if isinstance(response, BrokerError):
+                    raise response
+                if response.code == ResponseCode.PULL_OFFSET_MOVED:
+                    raise OffsetOutOfRangeError(f"{named(self.found.queue)}: {response.remark}", at)
+                if response.code != ResponseCode.SUCCESS:
+                    raise response_error(response, f"read {named(self.found.queue)}", self.source)
                 following = response.header(GetRecordBlockResponseHeader).next_offset
                 if following > at:  # otherwise another reader saw the messages before they were durable
                     return response, following
-            elif isinstance(response, RemotingCommand) and response.code == ResponseCode.PULL_OFFSET_MOVED:
-                raise OffsetOutOfRangeError(f"{named(self.found.queue)}: {response.remark}", at)
-            elif isinstance(response, RemotingCommand) and response.code not in BUSY:
-                raise response_error(response, f"read {named(self.found.queue)}", self.source)
-            elif isinstance(response, BrokerError) and not isinstance(response, TRANSIENT):
-                raise response
-            pause(attempt)
+            if not retries.pause():
+                if isinstance(response, BrokerError):
+                    raise response
+                raise OffsetOutOfRangeError(f"{named(self.found.queue)}: offset {at} cannot be read: {response}", at)
             waiting = self._send(at)
-        raise OffsetOutOfRangeError(f"{named(self.found.queue)}: offset {at} cannot be read: {waiting.result()}", at)
 
     def _parsed(self, body: bytes) -> Iterator[RecordBlock]:
         count = _COUNT.unpack_from(body)[0] if len(body) >= _COUNT.size else -1
@@ -244,16 +244,18 @@ class ClusterBlocks:
         client_file: See `client_settings`; read on the machine that connects.
         group: Consumer group of the pulls; None for RocketMQ's group of tools.
         pulls: True to use ordinary pulls only, which every broker answers.
+        retry_s: See `ClusterConnection`.
     """
 
     name_servers: tuple[str, ...]
     client_file: str | None = None
     group: str | None = None
     pulls: bool = False
+    retry_s: float = RETRY_S
 
     @property
     def _connection(self) -> ClusterConnection:
-        return connect(self.name_servers, self.client_file)
+        return connect(self.name_servers, self.client_file, self.retry_s)
 
     # --- queues and offsets --------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -100,14 +101,35 @@ def _with_underscores(given: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in given.items()}
 
 
-BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
+_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL, ResponseCode.SERVICE_NOT_AVAILABLE})
 """Responses of a broker that cannot answer now: a cold one sends them while its page cache fills."""
 TRANSIENT = (RemoteConnectError, RemoteTimeoutError)
 """Errors after which a request is repeated."""
-ATTEMPTS = 6
-TIMEOUT_MS = 10_000
-_FIRST_PAUSE_S = 0.1
+RETRY_S = 60.0
+"""Time for the repetitions of a request: a server that restarts, or another one that takes over, ends no query."""
+_TIMEOUT_MS = 10_000
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CONNECT_TIMEOUT_MS = 3_000
+
+
+class Retries:
+    """Pauses between the attempts of one request, until the time for them is over.
+
+    Args:
+        seconds: Time for all attempts.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._pause_s = _FIRST_PAUSE_S
+
+    def pause(self) -> bool:
+        """Wait before the next attempt: 0.1 s, 0.2 s, up to 2 s. Return False if no time is left for one."""
+        if time.monotonic() + self._pause_s > self._deadline:
+            return False
+        threading.Event().wait(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+        return True
 
 
 # --- connections of this process: Spark uses its Python processes for many tasks ------------------
@@ -146,15 +168,18 @@ def close_connections() -> None:
 # --- requests ------------------------------------------------------------
 
 
-def connect(name_servers: tuple[str, ...], client_file: str | None) -> ClusterConnection:
+def connect(name_servers: tuple[str, ...], client_file: str | None, retry_s: float = RETRY_S) -> ClusterConnection:
     """Return this process's connection to a cluster.
+
+    Args:
+        retry_s: See `ClusterConnection`.
 
     Raises:
         ConfigurationError: The access key or TLS settings of this machine are wrong.
     """
     settings = client_settings(client_file)
-    key = ClusterConnection, name_servers, settings.credentials, settings.tls
-    return kept_connection(key, lambda: ClusterConnection(name_servers, settings))
+    key = ClusterConnection, name_servers, settings.credentials, settings.tls, retry_s
+    return kept_connection(key, lambda: ClusterConnection(name_servers, settings, retry_s))
 
 
 def named(queue: MessageQueue) -> str:
@@ -162,24 +187,29 @@ def named(queue: MessageQueue) -> str:
     return f"queue {queue.queue_id} of {queue.topic} on {queue.broker_name}"
 
 
-def pause(attempt: int) -> None:
-    """Wait before the next attempt: 0.1 s, 0.2 s, 0.4 s, …"""
-    threading.Event().wait(_FIRST_PAUSE_S * 2**attempt)
-
-
 Answer = Future[RemotingCommand | BrokerError]
 """Response to a request, or the error of the connection."""
 
 
 class ClusterConnection:
-    """Requests to the name servers and brokers of a cluster. Thread-safe."""
+    """Requests to the name servers and brokers of a cluster. Thread-safe.
 
-    def __init__(self, name_servers: tuple[str, ...], settings: RemotingClientSettings) -> None:
+    A request is repeated while a name server or broker does not answer, or is busy. Meanwhile the last route of a topic
+    is used: a name server that was started again knows no topic until the brokers have registered.
+
+    Args:
+        retry_s: Time for the attempts of one request.
+    """
+
+    def __init__(self, name_servers: tuple[str, ...], settings: RemotingClientSettings, retry_s: float) -> None:
         self.client = RemotingClient(settings, SystemClock())
+        self.retry_s = retry_s
         self._place = f"the cluster at {';'.join(name_servers)}"
         self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.time_ns()}"
         self._names = NameServers(name_servers, self.client.invoke, _CONNECT_TIMEOUT_MS, Namespace(""))
+        self._queues: dict[str, list[MessageQueue]] = {}
         self._addresses: dict[str, str] = {}
+        self._unreached: set[str] = set()
         self._capabilities: dict[str, frozenset[str]] = {}
 
     def close(self) -> None:
@@ -188,10 +218,25 @@ class ClusterConnection:
 
     def topics(self) -> set[str]:
         """Return the topics of the cluster."""
-        return set(self._names.topics())
+        return set(self._repeated(self._names.topics))
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return the readable queues of a topic on all brokers, sorted; none if the topic is missing."""
+        """Return the readable queues of a topic on all brokers, sorted; none if the topic is missing.
+
+        The queues of a broker that is not registered now are expected again: it may be restarting.
+        """
+        retries = Retries(self.retry_s)
+        while True:
+            found = self._repeated(lambda: self._routed_queues(topic))
+            missing = {queue.broker_name for queue in self._queues.get(topic, ()) if queue not in found}
+            if not missing or missing <= self._registered() or not retries.pause():
+                self._queues[topic] = found
+                return found
+
+    def _registered(self) -> set[str]:
+        return set(self._repeated(self._names.cluster_info).broker_addr_table)
+
+    def _routed_queues(self, topic: str) -> list[MessageQueue]:
         data = self._names.topic_route(topic)
         if data is None:
             return []
@@ -206,20 +251,34 @@ class ClusterConnection:
             for queue_id in range(each.read_queue_nums)
         )
 
+    def _repeated(self, ask: Callable[[], _KeptT]) -> _KeptT:
+        """Return the answer of the name servers; repeat the question while none answers."""
+        retries = Retries(self.retry_s)
+        while True:
+            try:
+                return ask()
+            except TRANSIENT:
+                if not retries.pause():
+                    raise
+
     def address(self, queue: MessageQueue) -> str:
-        """Return the address of the broker of a queue.
+        """Return the address of the broker of a queue: the last known one while no name server answers.
 
         Raises:
             SparkError: The cluster that this machine reaches does not have the broker.
         """
-        if queue.broker_name not in self._addresses:
+        name = queue.broker_name
+        if name not in self._addresses:
             self.queues(queue.topic)
-        if queue.broker_name not in self._addresses:
+        elif name in self._unreached:  # the broker may have moved
+            with contextlib.suppress(*TRANSIENT):
+                self._routed_queues(queue.topic)
+        if name not in self._addresses:
             raise SparkError(
-                f"{self._place} has no broker {queue.broker_name!r} with {queue.topic!r}: it was removed, or this "
-                "machine reaches another cluster under this address"
+                f"{self._place} has no broker {name!r} with {queue.topic!r}: it was removed, or this machine reaches "
+                "another cluster under this address"
             )
-        return self._addresses[queue.broker_name]
+        return self._addresses[name]
 
     def call(
         self, queue: MessageQueue, code: int, header: CommandHeader, what: str, accept: Collection[int] = ()
@@ -227,31 +286,31 @@ class ClusterConnection:
         """Send a request to the broker of a queue; repeat it if the broker is busy or does not answer.
 
         Raises:
-            BrokerError: The broker refused, or did not answer several times.
+            BrokerError: The broker refused, or did not answer in time.
         """
-        codes = (ResponseCode.SUCCESS, *accept)
-        for attempt in range(ATTEMPTS):
-            is_last = attempt == ATTEMPTS - 1
-            address = self.address(queue)
-            try:
-                response = self.client.invoke(address, RemotingCommand.request(code, header), TIMEOUT_MS)
-            except TRANSIENT:
-                if is_last:
-                    raise
-                self._addresses.pop(queue.broker_name, None)  # the broker may have moved
-            else:
-                if response.code not in BUSY or is_last:
-                    return check_response(response, what, address, codes)
-            pause(attempt)
-        raise AssertionError("the last attempt returns or raises")
+        retries = Retries(self.retry_s)
+        while True:
+            response = self.send(queue, code, header).result()
+            if self.is_final(queue, response) or not retries.pause():
+                if isinstance(response, BrokerError):
+                    raise response
+                return check_response(response, what, self.address(queue), (ResponseCode.SUCCESS, *accept))
 
     def send(self, queue: MessageQueue, code: int, header: CommandHeader) -> Answer:
         """Send a request to the broker of a queue. Each one ends by its time limit."""
         answer: Answer = Future()
         self.client.invoke_async(
-            self.address(queue), RemotingCommand.request(code, header), TIMEOUT_MS, answer.set_result
+            self.address(queue), RemotingCommand.request(code, header), _TIMEOUT_MS, answer.set_result
         )
         return answer
+
+    def is_final(self, queue: MessageQueue, response: RemotingCommand | BrokerError) -> bool:
+        """Return False if the broker of *queue* cannot answer now, so that the request is repeated."""
+        if isinstance(response, TRANSIENT):
+            self._unreached.add(queue.broker_name)
+            return False
+        self._unreached.discard(queue.broker_name)
+        return isinstance(response, BrokerError) or response.code not in _BUSY
 
     def has_capability(self, queue: MessageQueue, name: str) -> bool:
         """Return True if the broker of a queue is a server of this library that announced the capability."""
@@ -261,7 +320,7 @@ class ClusterConnection:
             body = HeartbeatData(client_id=self._client_id, producer_data_set=[], consumer_data_set=[]).encode()
             request = RemotingCommand.request(RequestCode.HEART_BEAT, header, body)
             try:
-                response = self.client.invoke(address, request, TIMEOUT_MS)
+                response = self.client.invoke(address, request, _TIMEOUT_MS)
             except BrokerError:
                 return False  # the request that follows fails too, and is repeated
             if response.code != ResponseCode.SUCCESS:

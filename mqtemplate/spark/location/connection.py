@@ -15,6 +15,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
+from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.errors import MQTemplateError, RemoteConnectError, SparkError, StoreLockedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -58,12 +59,15 @@ def location_of(broker: Broker) -> BrokerLocation:
 
 
 @contextmanager
-def open_broker(location: BrokerLocation) -> Iterator[Broker]:
+def open_broker(location: BrokerLocation, *, delivers: bool = True) -> Iterator[Broker]:
     """Yield a started broker.
 
     - By ``nameServer``: a client, which this process keeps for its next tasks.
     - By ``store``: the `LocalServer` of the process that owns the folder, if it runs one. If no process owns the
       folder, this process opens it; tasks that write at the same time wait for each other.
+
+    Args:
+        delivers: False: if this process opens the folder, delayed messages that are due stay where they are.
 
     Raises:
         SparkError: Another process owns the folder and runs no `LocalServer`.
@@ -79,7 +83,8 @@ def open_broker(location: BrokerLocation) -> Iterator[Broker]:
         if local is not None:
             yield local
             return
-    with _opened(Path(location.store)) as broker:
+    clock = SystemClock()
+    with _opened(Path(location.store), clock if delivers else VirtualClock(clock.now_ms())) as broker:
         yield broker
 
 
@@ -120,12 +125,12 @@ def _started_client(
 
 
 @contextmanager
-def _opened(store: Path) -> Iterator[EmbeddedBroker]:
+def _opened(store: Path, clock: Clock) -> Iterator[EmbeddedBroker]:
     if not store.is_dir():
         raise SparkError(
             f"store folder {str(store)!r} does not exist; give the folder of an embedded broker that was started once"
         )
-    with _exclusive(store), EmbeddedBroker(store) as broker:
+    with _exclusive(store), EmbeddedBroker(store, clock=clock) as broker:
         yield broker
 
 

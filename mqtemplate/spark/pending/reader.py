@@ -176,7 +176,8 @@ class PendingReader(DataSourceReader):
         """Return the positions of each task."""
         if self._options.location.store is None:
             return [InputPartition(None)]
-        with open_broker(self._options.location) as broker:
+        # A read changes nothing: without an owner, no message is delivered.
+        with open_broker(self._options.location, delivers=False) as broker:
             positions, name = _positions(broker, self._options), broker.name
         if not len(positions):
             return [InputPartition(_Positions(b"", name))]

@@ -21,6 +21,7 @@ OPTION_NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeProperties", "maxDecompressedSize"),
+    *("retryTimeout", "columns"),
 )
 """Names for ``.option(...)``; case does not matter."""
 
@@ -104,6 +105,7 @@ class SourceOptions:
         fail_on_data_loss: Fail if messages that should be read are gone; False: warn, and continue after them.
         include_properties: Build the columns ``properties`` and ``msgId``, which take most time.
         max_body_bytes: Largest body that is decompressed; a larger one stays compressed in the column ``body``.
+        retry_ms: Time for the attempts of one request to a name server or broker that does not answer.
     """
 
     location: BrokerLocation
@@ -122,6 +124,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_properties: bool
     max_body_bytes: int
+    retry_ms: int
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -151,12 +154,19 @@ class SourceOptions:
             fail_on_data_loss=values.flag(given, "failOnDataLoss") is not False,
             include_properties=values.flag(given, "includeProperties") is not False,
             max_body_bytes=values.whole_number(given, "maxDecompressedSize") or MAX_BODY_BYTES,
+            retry_ms=values.duration(given, "retryTimeout", "60s"),
         )
 
     @staticmethod
     def wants_properties(options: Mapping[str, str]) -> bool:
         """Return ``includeProperties`` only: Spark requests the schema before it says if the read is a stream."""
         return values.flag(_known(options), "includeProperties") is not False
+
+    @staticmethod
+    def columns(options: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the names in ``columns``; none without the option, which means all columns."""
+        names = (name.strip() for name in _known(options).get("columns", "").split(","))
+        return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _known(options: Mapping[str, str]) -> dict[str, str]:

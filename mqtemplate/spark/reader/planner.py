@@ -41,6 +41,28 @@ class StoreReader:
         if options.location.store is not None:
             StoreFolder(options.location.store)  # checks the folder
         self._missing: set[str] = set()
+        self._has_group_of_its_own = True
+        self._reported_selections: set[str | None] = set()
+
+    @property
+    def selection(self) -> str:
+        """The text of the option ``tags`` or ``sql``."""
+        return self._options.selector.expression
+
+    def check_selection(self, planned: str | None) -> None:
+        """Log once that the query selects other messages than the batch before; messages before are not read again.
+
+        Args:
+            planned: Selection of that batch; None if it is not known.
+        """
+        if planned not in (None, self.selection, *self._reported_selections):
+            self._reported_selections.add(planned)
+            _log.warning(
+                "spark.selection_changed",
+                before=planned,
+                now=self.selection,
+                hint="messages before the checkpoint are not read again; to read them, use another checkpoint",
+            )
 
     # --- queues --------------------------------------------------------------------------------
 
@@ -218,7 +240,26 @@ class StoreReader:
     def commit(self, offsets: OffsetTable) -> None:
         """Commit the offsets for the group of the options, if there is one."""
         if self._options.group is not None:
+            self._warn_of_shared_group(self._options.group, offsets)
             self._blocks.commit(self._options.group, offsets)
+
+    def _warn_of_shared_group(self, group: str, offsets: OffsetTable) -> None:
+        """Log once that something else commits for the group: then its offsets are of no use as a start."""
+        if self._has_group_of_its_own:
+            for queue, offset in sorted(offsets.items()):
+                committed = self._blocks.committed(group, queue) or 0
+                if committed > offset:
+                    self._has_group_of_its_own = False
+                    _log.warning(
+                        "spark.group_shared",
+                        group=group,
+                        topic=queue.topic,
+                        queue=queue.queue_id,
+                        offset=offset,
+                        committed=committed,
+                        hint="another query or consumer commits for this group, or one did before; give each its own",
+                    )
+                    return
 
     def _check_topics_are_read(self, table: OffsetTable) -> None:
         """Check that the checkpoint has no topic that this query does not read any more.

@@ -27,13 +27,22 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.location.option_values import is_pending_view
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.reader.task import Share, TaskReader
-from mqtemplate.spark.records.offsets import OffsetTable, limited, to_spark
+from mqtemplate.spark.records.offsets import (
+    OffsetTable,
+    initial_to_spark,
+    is_initial,
+    limited,
+    next_to_spark,
+    selection_in,
+    start_of_batch,
+    to_spark,
+)
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.records.schema import source_schema
 
@@ -58,7 +67,11 @@ class MqTemplateSource(DataSource):
         if is_pending_view(self.options):
             pending: StructType = _load("pending.reader").pending_schema()
             return pending
-        schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
+        columns = SourceOptions.columns(self.options)
+        if columns:
+            schema = StructType([_column(name) for name in columns])
+        else:
+            schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
         if _PROVIDER in self.options:
             schema.fields[0].metadata = {_TABLE_OPTIONS: json.dumps(dict(self.options))}
         return schema
@@ -75,7 +88,8 @@ class MqTemplateSource(DataSource):
         return StreamReader(SourceOptions.parse(_with_table_options(self.options, schema), streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        writer: DataSourceWriter = _load("sink.writer").create_batch_writer(self.options, schema, overwrite=overwrite)
+        columns = _of_a_write(self.options, schema)
+        writer: DataSourceWriter = _load("sink.writer").create_batch_writer(self.options, columns, overwrite=overwrite)
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -84,14 +98,56 @@ class MqTemplateSource(DataSource):
         return writer
 
 
-def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
-    """Return the options of a table of the catalog, which the options of the query override.
+def _column(name: str) -> StructField:
+    """Return a column of messages.
 
-    Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is read. It keeps
-    the schema with the metadata of its columns, so they are there.
+    Raises:
+        ConfigurationError: It does not exist.
+    """
+    ours = source_schema()
+    if name not in ours.names:
+        raise ConfigurationError(f"schema: there is no column {name!r}; name one of {', '.join(ours.names)}")
+    found: StructField = ours[name]
+    return found
+
+
+def _table_options(schema: StructType) -> dict[str, str]:
+    """Return the options of a table of the catalog; empty for another schema.
+
+    Spark passes them when the table is created, with a key ``provider`` of its own, and not when it is used. It keeps
+    the schema with the metadata of its columns, so they are there. A table that was created with columns has no such
+    metadata: Spark does not request a schema then, and its options are lost.
     """
     stored = next((field.metadata[_TABLE_OPTIONS] for field in schema if _TABLE_OPTIONS in field.metadata), "{}")
-    return {**json.loads(stored), **options}
+    found: dict[str, str] = json.loads(stored)
+    return found
+
+
+def _with_table_options(options: Mapping[str, str], schema: StructType) -> dict[str, str]:
+    """Return the options of a table of the catalog, which the options of the query override."""
+    found = {**_table_options(schema), **options}
+    if not found:
+        raise ConfigurationError(
+            "there are no options. Spark drops those of a table that is created with columns: create it without them, "
+            "as in CREATE TABLE orders USING mqtemplate OPTIONS (store './data', topic 'orders', columns 'keys, body')"
+        )
+    return found
+
+
+def _of_a_write(options: Mapping[str, str], schema: StructType) -> StructType:
+    """Return the columns of a write, without those that a table of the catalog has for reads only.
+
+    The options in *schema* are of the table that is written, or of the one that is read: Spark does not say which.
+    """
+    if not options:
+        raise ConfigurationError(
+            "there are no options. Spark does not pass those of a table to an INSERT: name them, as in INSERT INTO "
+            "orders WITH ('store' = './data', 'topic' = 'orders') SELECT keys, body FROM …"
+        )
+    if not _table_options(schema):
+        return schema
+    only_read = set(source_schema().names) - set(_load("sink.options").COLUMNS)
+    return StructType([field for field in schema if field.name not in only_read])
 
 
 class _ReaderBase:
@@ -142,7 +198,8 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
     """Reader of a stream, which plans micro-batches. It lives as long as the query, in a Python process of Spark.
 
     - Offsets never decrease, and a range contains the same messages each time it is read.
-    - The first offset is determined once: Spark calls ``initialOffset`` twice, and must get equal offsets.
+    - The first offset is determined once: Spark calls ``initialOffset`` twice, and must get equal offsets. The end of
+      the first batch contains it, so that a restart repeats the same batch.
     - With ``Trigger.AvailableNow`` no message is read that was stored after the start.
     """
 
@@ -158,7 +215,7 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._first is None:
             self._first = self._plan.start_offsets()
-        return to_spark(self._first)
+        return initial_to_spark(self._first)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         limits = self._options.limits
@@ -180,13 +237,20 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         if not latest:
             self._plan.warn_of_missing_topics()
         self._plan.check_not_shrunk(known, latest)
-        known = self._plan.with_new_queues(known)
+        self._plan.check_selection(selection_in(start))
+        if self._target is not None and not is_initial(start):
+            # Spark plans the next batch after the one before, and commits that one with it. The last one has no next.
+            self._plan.commit(known)
+        end = self._end_of_batch(self._plan.with_new_queues(known), latest, limit)
+        return next_to_spark(start, known, end, self._plan.selection)
+
+    def _end_of_batch(self, known: OffsetTable, latest: OffsetTable, limit: ReadLimit) -> OffsetTable:
         end = latest if self._target is None else self._target
         if isinstance(limit, ReadAllAvailable):
-            return to_spark(limited(known, end, None))
+            return limited(known, end, None)
         if self._target is None and self._should_wait(known, end):
-            return to_spark(known)
-        return to_spark(self._plan.limited(known, end))
+            return known
+        return self._plan.limited(known, end)
 
     def _should_wait(self, start: OffsetTable, end: OffsetTable) -> bool:
         """Return True if there are fewer messages than the minimum of a batch, and the longest wait is not over."""
@@ -201,7 +265,8 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         return False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return self._partitions(self._plan.from_checkpoint(start), self._plan.from_checkpoint(end))
+        first = start_of_batch(start, end)
+        return self._partitions(self._plan.from_checkpoint(first), self._plan.from_checkpoint(end))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the offsets of the group, for tools: the checkpoint has the progress.
@@ -226,12 +291,9 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     Raises:
         ConfigurationError: A column does not exist, or has another type.
     """
-    ours = source_schema()
     fields = []
     for field in schema:
-        if field.name not in ours.names:
-            raise ConfigurationError(f"schema: there is no column {field.name!r}; name one of {', '.join(ours.names)}")
-        kind = ours[field.name].dataType
+        kind = _column(field.name).dataType
         if field.dataType != kind:
             raise ConfigurationError(
                 f"schema: column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}; "

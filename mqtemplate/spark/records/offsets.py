@@ -22,6 +22,9 @@ LATEST, EARLIEST = -1, -2
 FORMAT_VERSION = 2
 """Version of the JSON in a checkpoint. Version 1 had no version and no level for the brokers: it was topic > queue."""
 
+_IS_INITIAL, _START, _SELECTION = "isInitial", "start", "selection"
+"""Keys beside the offsets: of the first offset of a query, of the end of its first batch, and of each end."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueueRange:
@@ -62,6 +65,45 @@ def to_spark(offsets: OffsetTable) -> dict[str, Any]:
         by_broker = topics.setdefault(queue.topic, {})
         by_broker.setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
     return {"version": FORMAT_VERSION, "topics": topics}
+
+
+def initial_to_spark(offsets: OffsetTable) -> dict[str, Any]:
+    """Return the JSON object of the first offset of a query, which is marked as such."""
+    return {**to_spark(offsets), _IS_INITIAL: True}
+
+
+def is_initial(table: Mapping[str, Any]) -> bool:
+    """Return True if *table* is the object of the first offset of a query."""
+    return bool(table.get(_IS_INITIAL))
+
+
+def selection_in(table: Mapping[str, Any]) -> str | None:
+    """Return the selection of messages with which a batch was planned; None if the object does not have it."""
+    return table.get(_SELECTION)
+
+
+def next_to_spark(start: Mapping[str, Any], known: OffsetTable, end: OffsetTable, selection: str) -> dict[str, Any]:
+    """Return the JSON object of the end of a batch.
+
+    Spark stores the end of a batch only, and requests the first offset of a query again until the first batch is
+    committed. The offset of a group, or the end of a topic, may be another one by then, so the end of the first batch
+    contains its start.
+
+    Args:
+        start: The object of the start of the batch.
+        known: The offsets in *start*.
+        selection: Text of the selection of messages.
+    """
+    if is_initial(start):
+        return {**to_spark(end), _SELECTION: selection, _START: to_spark(known)}
+    # Spark compares the objects: one without new messages must equal the last one.
+    return dict(start) if end == known else {**to_spark(end), _SELECTION: selection}
+
+
+def start_of_batch(start: Mapping[str, Any], end: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object with the start of a batch: of the first batch the one that its end contains."""
+    found: Mapping[str, Any] = end.get(_START, start) if is_initial(start) else start
+    return found
 
 
 def from_spark(table: Mapping[str, Any], broker_name: str) -> OffsetTable:

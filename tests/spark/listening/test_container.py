@@ -16,7 +16,7 @@ from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import AVAILABLE_NOW, SparkBatch, spark_listener
 from mqtemplate.spark.reader.source import MqTemplateSource
-from mqtemplate.testing import Harness
+from mqtemplate.testing import Harness, messages_in
 from tests.spark.listening.conftest import Start
 from tests.spark.listening.listeners import started
 from tests.waiting import PATIENCE_S
@@ -311,3 +311,41 @@ def test_a_table_of_the_catalog_reads_a_topic(spark: SparkSession, broker: Embed
         assert spark.sql("SELECT count(*) AS n FROM orders WHERE queueOffset >= 1").first() == (2,)
     finally:
         spark.sql("DROP TABLE orders")
+
+
+@pytest.mark.thorough
+def test_a_table_of_the_catalog_takes_rows_and_may_have_few_columns(
+    spark: SparkSession, served: EmbeddedBroker
+) -> None:
+    """Columns for reads only have no effect. A write names its topic: Spark may pass the options of what is read."""
+    send(served, 1, 2)
+    spark.dataSource.register(MqTemplateSource)
+    tables = {
+        "orders": "topic 'orders'",
+        "copies": "topic 'copies'",
+        "narrow": "topic 'orders', columns 'queueId, body'",
+    }
+    for name, options in tables.items():
+        spark.sql(f"CREATE TABLE {name} USING mqtemplate OPTIONS (store '{served.path}', {options})")
+    spark.sql("CREATE TABLE lost (queueId int, body binary) USING mqtemplate OPTIONS (topic 'orders')")
+
+    try:
+        into = f"INSERT INTO copies WITH ('store' = '{served.path}', 'topic' = 'copies')"
+        spark.sql(f"{into} SELECT * FROM orders")
+        spark.sql(f"{into} (body, keys) VALUES (X'41', 'k7')")
+
+        assert len(messages_in(served, "orders")) == 2
+        copies = [message.body for message in messages_in(served, "copies")]
+        assert sorted(copies) == [b"A", *sorted(message.body for message in messages_in(served, "orders"))]
+        assert [message.keys for message in messages_in(served, "copies") if message.body == b"A"] == ["k7"]
+        assert spark.table("narrow").columns == ["queueId", "body"]
+        assert spark.table("narrow").count() == 2
+        for use, advice in (
+            ("SELECT * FROM lost", "Spark drops those of a table that is created with columns: create it without"),
+            ("INSERT INTO copies SELECT * FROM orders", "name them, as in INSERT INTO orders WITH"),
+        ):
+            with pytest.raises(Exception, match=advice):
+                spark.sql(use).collect()
+    finally:
+        for name in (*tables, "lost"):
+            spark.sql(f"DROP TABLE {name}")

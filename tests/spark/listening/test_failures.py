@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import SparkError
+from mqtemplate.errors import RemoteConnectError, SparkError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark import SparkBatch
 from mqtemplate.testing import Harness, messages_in
 from tests.listener.hostile import KINDS
 from tests.spark.listening.conftest import Start
 from tests.spark.listening.listeners import Order
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,6 +118,24 @@ def test_a_query_that_ended_with_an_error_is_started_again_by_policy(start: Star
     assert container.exception is None
     metrics = broker.metrics.snapshot()
     assert (metrics["spark.billing.failures"], metrics["spark.billing.restarts"]) == (1, 1)
+
+
+@pytest.mark.thorough
+def test_a_query_that_lost_its_broker_is_started_again_by_default(start: Start, broker: EmbeddedBroker) -> None:
+    """A server that restarts for longer than the retries of a request last ends no listener."""
+    attempts: list[SparkBatch] = []
+
+    def work(messages: DataFrame, batch: SparkBatch) -> None:
+        attempts.append(batch)
+        if len(attempts) < 4:
+            raise RemoteConnectError("127.0.0.1:9876 refused the connection")
+
+    send(broker, *orders(1))
+    with capture_logs() as events:
+        start(work, max_attempts=1, restart_delay="1ms")
+        eventually(lambda: len(attempts) == 4, "the batch was handled after three restarts")
+
+    assert [each["restarts_left"] for each in events if each["event"] == "spark.failed"] == [math.inf] * 3
 
 
 @pytest.mark.thorough

@@ -143,7 +143,7 @@ def test_the_defaults_suit_batches_of_a_second() -> None:
         on_failure="stop",
         max_redeliveries=16,
         redelivery_delay=None,
-        max_restarts=0,
+        max_restarts=None,
         restart_delay=10_000,
         checkpoint=None,
     )

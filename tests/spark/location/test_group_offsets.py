@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("pyspark")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreError
@@ -30,6 +33,41 @@ def test_the_end_of_a_batch_is_committed_for_the_group_and_never_goes_back(broke
         reader(broker).commit({"orders": {"0": 2}})
 
     assert broker.groups.committed_offset("billing", queue) == 4
+
+
+def test_a_query_of_what_is_available_now_commits_its_last_batch(broker: EmbeddedBroker) -> None:
+    """Spark calls ``commit`` for a batch with the next one, and asks for an end after the last batch."""
+    queue = MessageQueue("orders", broker.name, 0)
+    for _ in range(5):
+        broker.sends.send(Message("orders", b"x"), queue)
+    query = reader(broker)
+
+    with LocalServer(broker):
+        query.prepareForTriggerAvailableNow()
+        end = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+        before = broker.groups.committed_offset("billing", queue)
+        assert query.latestOffset(end, ReadAllAvailable()) == end
+
+    assert before is None
+    assert broker.groups.committed_offset("billing", queue) == 5
+
+
+def test_a_second_query_of_a_group_is_reported_once(broker: EmbeddedBroker) -> None:
+    """Each would set the group's offset for the other, and a third one that starts at the group misses messages."""
+    queue = MessageQueue("orders", broker.name, 0)
+    for _ in range(5):
+        broker.sends.send(Message("orders", b"x"), queue)
+    slow, fast = reader(broker), reader(broker)
+
+    with LocalServer(broker), capture_logs() as events:
+        fast.commit({"orders": {"0": 4}})
+        broker.groups.committed.persist()
+        slow.commit({"orders": {"0": 2}})
+        slow.commit({"orders": {"0": 3}})
+
+    assert [
+        (each["event"], each["group"], each["offset"], each["committed"]) for each in events if "group" in each
+    ] == [("spark.group_shared", "billing", 2, 4)]
 
 
 def test_without_a_server_in_the_owner_the_checkpoint_alone_has_the_progress(broker: EmbeddedBroker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +16,21 @@ pytest.importorskip("pyarrow")
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.errors import BrokerError, CorruptRecordError, SparkError
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock
+from mqtemplate.errors import BrokerError, CorruptRecordError, RemoteConnectError, SparkError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.codes import RequestCode
-from mqtemplate.remoting.protocol.headers.admin import RegisterBrokerRequestHeader
-from mqtemplate.server import Account, AclSettings, LocalCluster, Right
+from mqtemplate.remoting.protocol.headers.admin import BrokerRequestHeader, RegisterBrokerRequestHeader
+from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from mqtemplate.spark.location.cluster import ClusterBlocks
-from mqtemplate.spark.location.cluster_connection import close_connections, connect
+from mqtemplate.spark.location.cluster_connection import Retries, close_connections, connect
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, record_batches
 from tests.server.tool import Tool
-from tests.spark.conftest import Serve
+from tests.spark.conftest import ANY_PORT, Serve
 from tests.spark.reads import read, rows_of, stream_reader
 from tests.waiting import eventually
 
@@ -110,6 +112,113 @@ def test_a_task_that_reaches_another_cluster_says_so(serve: Serve) -> None:
 
     with pytest.raises(SparkError, match=r"the cluster at .* has no broker 'broker-z' with 'orders'"):
         list(place.blocks(QueueRange("orders", 0, 0, 3, "broker-z"), None))
+
+
+# --- restarts ---------------------------------------------------------------------------------------
+
+
+class Restart:
+    """A cluster that stops, and starts again in the first pause of a request."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._folder, self._ports = tmp_path / "restarted", (ANY_PORT, ANY_PORT)
+        self.cluster = self._started()
+        self._ports = self.cluster.address, self.cluster.name_server_address
+        self.pauses = 0
+        monkeypatch.setattr(Retries, "pause", lambda retries: self._restart())
+
+    def _started(self) -> LocalCluster:
+        address, names = self._ports
+        engine = EmbeddedBroker(self._folder, EmbeddedSettings(listen_host=ANY_PORT), SystemClock())
+        cluster = LocalCluster(engine, BrokerServerSettings(listen=address), names)
+        cluster.start()
+        return cluster
+
+    def _restart(self) -> bool:
+        self.pauses += 1
+        if self.pauses == 1:
+            self.cluster = self._started()
+        return True
+
+    def stop(self) -> None:
+        self.cluster.stop()
+        self.pauses = 0
+
+
+@pytest.fixture
+def restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Restart]:
+    restart = Restart(tmp_path, monkeypatch)
+    yield restart
+    restart.stop()
+    close_connections()
+
+
+def test_no_step_of_a_stream_ends_by_a_restart_of_the_server(restart: Restart) -> None:
+    """First offset, end, plan, read and commit: each is repeated until the server is there again."""
+    fill(restart.cluster.engine, 30)
+    reader = stream_reader(restart.cluster, group="statistics")
+    steps: list[Callable[[], Any]] = [
+        reader.initialOffset,
+        lambda: reader.latestOffset(reader.initialOffset(), ReadAllAvailable()),
+        lambda: reader.partitions(reader.initialOffset(), to_spark({MessageQueue("orders", "broker-a", 0): 30})),
+        lambda: reader.commit(to_spark({MessageQueue("orders", "broker-a", 0): 30})),
+    ]
+
+    for step in steps:
+        restart.stop()
+        step()
+        assert restart.pauses >= 1
+
+    assert restart.cluster.engine.groups.committed_offset("statistics", MessageQueue("orders", "broker-a", 0)) == 30
+
+
+@pytest.mark.parametrize("pulls", [False, True], ids=["blocks", "pulls"])
+def test_a_task_reads_on_after_a_restart_of_the_server(restart: Restart, pulls: bool) -> None:
+    fill(restart.cluster.engine, 100)
+    rows = range_rows(restart.cluster, 0, 10, pulls=pulls)
+    restart.stop()
+
+    rows += range_rows(restart.cluster, 10, 100, pulls=pulls)
+
+    assert restart.pauses >= 1
+    assert [row["queueOffset"] for row in rows] == list(range(100))
+
+
+def test_queues_of_a_broker_that_registers_again_are_expected(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that was started again knows no topic of a broker for some seconds."""
+    first, second = serve(), serve("broker-b")
+    for cluster in (first, second):
+        cluster.engine.create_topic("orders", 1)
+        fill(cluster.engine, 1)
+    with Tool(first.name_server_address) as connection:
+        register(second, connection, "orders", 1)
+        reader = stream_reader(first)
+        start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        unregister(second, connection)
+        monkeypatch.setattr(Retries, "pause", lambda retries: register(second, connection, "orders", 1) or True)
+
+        end = reader.latestOffset(start, ReadAllAvailable())
+
+    assert end == start
+    assert set(start["topics"]["orders"]) == {"broker-a", "broker-b"}
+
+
+def test_a_server_that_stays_away_is_an_error_after_the_time_for_retries(serve: Serve) -> None:
+    cluster = serve()
+    fill(cluster.engine, 3)
+    reader = stream_reader(cluster, retryTimeout="50ms")
+    start = reader.initialOffset()
+    cluster.stop()
+
+    with pytest.raises(RemoteConnectError, match="name server"):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
+def unregister(broker: LocalCluster, connection: Tool) -> None:
+    header = BrokerRequestHeader(
+        broker_name=broker.engine.name, broker_addr=str(broker.address), cluster_name="DefaultCluster", broker_id=0
+    )
+    connection.request_ok(RequestCode.UNREGISTER_BROKER, header)
 
 
 # --- access control ---------------------------------------------------------------------------------

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.spark import cancel_pending, reschedule_pending
+from mqtemplate.spark.pending.reader import create_reader
 from mqtemplate.testing import Harness, messages_in
 
 if TYPE_CHECKING:
@@ -65,6 +71,24 @@ def test_the_view_equals_the_pending_messages_of_the_broker(spark: SparkSession,
     assert served.delayed.count_pending(PendingQuery(topic="orders")).total == moved.count() > 0
     Harness(served).advance("119m")
     assert {message.keys for message in messages_in(served, "orders")} == {"k0", "level0"}
+
+
+@pytest.mark.parametrize("delay", [{Property.TIMER_DELAY_MS: "60000"}, {Property.DELAY: "1"}], ids=["timer", "level"])
+def test_a_read_of_a_folder_without_an_owner_delivers_nothing(tmp_path: Path, delay: dict[str, str]) -> None:
+    """The messages are overdue, and stay pending until a broker opens the folder."""
+    store = tmp_path / "store"
+    with EmbeddedBroker(store, clock=VirtualClock(start_ms=SystemClock().now_ms() - 3_600_000)) as broker:
+        send(broker, "orders", "late", **delay)
+        end = broker.engine.store.end_offset
+    reader = create_reader({"store": str(store)})
+
+    for _ in range(2):
+        rows = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+        assert [row["keys"] for row in rows] == ["late"]
+
+    with EmbeddedBroker(store, clock=VirtualClock()) as broker:
+        assert broker.engine.store.end_offset == end
+        assert broker.delayed.count_pending(PendingQuery()).total == 1
 
 
 def test_positions_are_paged_in_the_order_of_their_due_times(served: EmbeddedBroker) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
@@ -174,6 +176,72 @@ def test_a_first_batch_with_another_start_is_an_error(broker: EmbeddedBroker) ->
 
     with pytest.raises(SparkError, match="the batch would end at 5, before its start"):
         reader.partitions(reader.initialOffset(), {"orders": {"0": 5}})
+
+
+@pytest.mark.parametrize("moved_to", [20, 60])
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_repeated_first_batch_has_the_start_that_was_planned(
+    broker: EmbeddedBroker, moved_to: int, fails: str
+) -> None:
+    """A crash in the first batch, and then something else moves the group: Spark stores the end of a batch only."""
+    send(broker, 60)
+    queue = MessageQueue("orders", broker.name, 0)
+    options = {"group": "billing", "failOnDataLoss": fails}
+    first = stream_reader(broker, maxOffsetsPerTrigger="40", **options)
+    end = first.latestOffset(first.initialOffset(), first.getDefaultReadLimit())
+    broker.groups.commit_offset("billing", queue, moved_to)
+    broker.groups.committed.persist()
+
+    again = stream_reader(broker, **options)
+    start, stored = again.initialOffset(), json.loads(json.dumps(end))
+    found = rows_of(again, again.partitions(start, stored))
+
+    assert start["topics"]["orders"]["broker-a"]["0"] == moved_to
+    assert [row["queueOffset"] for row in found] == list(range(40))
+    after = again.latestOffset(stored, ALL)
+    assert [row["queueOffset"] for row in rows_of(again, again.partitions(stored, after))] == list(range(40, 60))
+
+
+def test_a_repeated_first_batch_from_the_end_of_a_topic_does_not_skip_messages(broker: EmbeddedBroker) -> None:
+    send(broker, 9)
+    first = stream_reader(broker, startingOffsets="latest")
+    start = first.initialOffset()
+    send(broker, 3)
+    end = first.latestOffset(start, ALL)
+    send(broker, 5)
+
+    again = stream_reader(broker, startingOffsets="latest")
+
+    assert [row["queueOffset"] for row in rows_of(again, again.partitions(again.initialOffset(), end))] == [9, 10, 11]
+
+
+def test_a_first_batch_without_messages_is_followed_by_none(broker: EmbeddedBroker) -> None:
+    """Spark runs a batch if the end differs from the last one, as text."""
+    send(broker, 9)
+    reader = stream_reader(broker, startingOffsets="latest")
+
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    after = reader.latestOffset(json.loads(json.dumps(end)), ALL)
+
+    assert json.dumps(after) == json.dumps(end)
+    assert reader.partitions(reader.initialOffset(), end) == []
+
+
+def test_another_selection_with_an_old_checkpoint_is_reported_once(broker: EmbeddedBroker) -> None:
+    """The messages before are not read again, which a user of the new selection may expect."""
+    send(broker, 3)
+    first = stream_reader(broker, tags="pay")
+    stored = first.latestOffset(first.initialOffset(), ALL)
+    same, other = stream_reader(broker, tags="pay"), stream_reader(broker, sql="TAGS = 'ship'")
+
+    with capture_logs() as events:
+        assert same.latestOffset(stored, ALL) == stored
+        for _ in range(2):
+            other.latestOffset(stored, ALL)
+
+    assert [(each["event"], each["before"], each["now"]) for each in events] == [
+        ("spark.selection_changed", "pay", "TAGS = 'ship'")
+    ]
 
 
 def test_a_reader_continues_in_the_next_file_of_a_queue(tmp_path: Path) -> None:
