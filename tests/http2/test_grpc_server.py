@@ -258,6 +258,13 @@ def test_metadata_have_no_fields_of_http2(peer: SocketPeer) -> None:
     assert [peer.response()[1] for _ in range(3)] == [[b"-"], [b"-"], [b"a@1"]]
 
 
+def test_a_value_may_have_spaces_at_its_ends(peer: SocketPeer) -> None:
+    """HTTP/2 forbids them, but Go's client sends them, and gRPC permits that."""
+    peer.send(call(1, METADATA, b"name", name=" a "))
+
+    assert peer.response()[1] == [b" a "]
+
+
 # --- ends -----------------------------------------------------------------------------------------
 
 
