@@ -24,7 +24,8 @@ from mqtemplate.http2.streams import CREDIT_BYTES, Http2Stream, Outbound, Stream
 _MAX_SENT_FRAME_BYTES = 65_536
 _MAX_SETTINGS = 64
 """Number of settings in one frame. HTTP/2 and its extensions define less than 20."""
-_MAX_VALID_NAMES = 64
+_MAX_VALID_NAMES = 16
+_MAX_CACHED_NAMES = 64
 
 _PSEUDO_FIELDS = {":method", ":scheme", ":path", ":authority"}
 _REQUIRED = {":method", ":scheme", ":path"}
@@ -294,7 +295,8 @@ class Http2Connection:
             _check_names(names, stream_id)
             if len(self._valid_names) >= _MAX_VALID_NAMES:
                 self._valid_names.clear()
-            self._valid_names.add(names)
+            if len(names) <= _MAX_CACHED_NAMES:
+                self._valid_names.add(names)
         if headers.get("te", "trailers") != "trailers":
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the field te may only have the value trailers", stream_id)
         if not headers[":path"]:

@@ -453,6 +453,7 @@ class GrpcConnection(SocketConnection):
         """Let the client open no more calls on this connection. Called in the I/O thread."""
         if not self._is_ended and not self._http2.is_going_away:
             self._http2.go_away(Http2Error(ErrorCode.NO_ERROR, reason))
+            self._send_output()  # at once: the server may close the connection next
 
     def log_failure(self, call: GrpcCall, exc: Exception) -> None:
         """Log an unexpected exception of a handler."""
@@ -519,7 +520,6 @@ class GrpcConnection(SocketConnection):
                 stream.receiver.cancel(ErrorCode.CANCEL)
         if not self.open_calls and now - self._last_call_ms >= idle_ms:
             self.drain("no calls")
-            self._send_output()
             self.end(f"no calls for {format_ms(idle_ms)}")
         elif now - self.read_ms >= idle_ms:
             self.end(f"the client has sent nothing for {format_ms(idle_ms)}, and did not respond to a PING")

@@ -189,9 +189,11 @@ _STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_ST
 _STATIC_FIELDS = {field: index for index, field in enumerate(_STATIC_TABLE) if index}
 
 _MAX_INTEGER = (1 << 28) - 1
-_MAX_CACHED_BLOCKS = 64
-_MAX_CACHED_BYTES = 1_024
-_MAX_CACHED_NAMES = 256
+# Small caches: each connection has its own.
+_MAX_CACHED_BLOCKS = 32
+_MAX_CACHED_BYTES = 512
+_MAX_CACHED_NAMES = 128
+_MAX_CACHED_NAME_BYTES = 64
 
 _VALID_NAME = re.compile(r":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 """RFC 9113, 8.2.1: a token in lower case; the colon of a pseudo-header field is checked by the connection."""
@@ -331,7 +333,7 @@ class HpackDecoder:
             self.is_suspect |= _VALID_NAME.fullmatch(name) is None
             if len(self._names) >= _MAX_CACHED_NAMES:
                 self._names.clear()
-            if len(coded) <= _MAX_CACHED_BYTES:
+            if len(coded) <= _MAX_CACHED_NAME_BYTES:
                 self._names[coded] = name
         return name, at
 
