@@ -79,7 +79,7 @@ class Http2Connection:
     Attributes:
         outbound: The open streams, and the frames to send.
         is_going_away: True after GOAWAY: the peer opens no more streams here.
-        requests: Number of streams that reached their owner.
+        frames_read: Number of whole frames.
         last_stream_id: The highest stream of the peer.
     """
 
@@ -94,7 +94,7 @@ class Http2Connection:
         self._resets = Budget(limits.max_resets, limits.resets_per_s, now_ms)
         self.outbound = Outbound(limits.max_streams, now_ms, self._control.earn, plan_output)
         self._streams = self.outbound.streams
-        self.requests = 0
+        self.frames_read = 0
         self.last_stream_id = 0
         self.is_going_away = False
         self._limits = limits
@@ -176,6 +176,7 @@ class Http2Connection:
             if at > end:
                 break
             self._at = at
+            self.frames_read += 1
             stream_id &= frames.MAX_STREAM_ID
             if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_stream):
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frame {kind} inside the header block of another")
@@ -271,7 +272,6 @@ class Http2Connection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "less data than content-length", stream_id)
         self._streams[stream_id] = stream
         stream.remote_ended = ends_stream
-        self.requests += 1
         self._control.earn(10)
         receiver = stream.receiver = self._open_stream(stream, headers)
         if ends_stream and stream.is_open:
