@@ -257,7 +257,7 @@ class Http2Connection:
         except HeaderListTooLargeError as exc:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, str(exc), self._new_id(stream_id)) from None
         if stream_id <= self.last_stream_id:
-            self._on_later_block(stream_id, ends_stream=ends_stream)
+            self._on_trailers(stream_id, fields, ends_stream=ends_stream)
             return
         self._new_id(stream_id)
         if self.is_going_away:
@@ -303,7 +303,7 @@ class Http2Connection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "an empty path", stream_id)
         return headers
 
-    def _on_later_block(self, stream_id: int, *, ends_stream: bool) -> None:
+    def _on_trailers(self, stream_id: int, fields: list[HeaderField], *, ends_stream: bool) -> None:
         """Handle the trailers of a request. Their fields have no meaning for gRPC."""
         stream = self._live(stream_id, "HEADERS")
         if stream is None:
@@ -312,6 +312,8 @@ class Http2Connection:
             raise Http2Error(ErrorCode.STREAM_CLOSED, "HEADERS after the end of the request", stream_id)
         if not ends_stream:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the request", stream_id)
+        if any(name.startswith(":") or not is_valid_field(name, value) for name, value in fields):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a field that HTTP/2 does not allow in trailers", stream_id)
         if stream.content_length:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "less data than content-length", stream_id)
         stream.remote_ended = True
