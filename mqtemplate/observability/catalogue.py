@@ -198,6 +198,11 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _counter("server.refused.locks", "{request}", "Lock requests refused because of too many groups"),
     _counter("server.refused.pulls", "{request}", "Pulls that could not be held"),
     _counter("server.refused.subscriptions", "{request}", "Heartbeats refused because of too many subscriptions"),
+    # --- gRPC
+    _counter("grpc.calls", "{call}", "Calls of gRPC clients"),
+    _gauge("grpc.connections", "{connection}", "Open connections of gRPC clients"),
+    _gauge("grpc.open_calls", "{call}", "Calls of gRPC clients that are not complete"),
+    _counter("grpc.refused_connections", "{connection}", "Connections of gRPC clients refused because of a limit"),
     # --- Spark
     _counter("spark.batches", "{batch}", "Batches that a Spark listener handled"),
     _counter("spark.messages", "{message}", "Messages that a Spark listener handled"),

@@ -153,15 +153,15 @@ def built(name: str, build: Callable[[Path, Path], None], sources: Path | None =
     return folder
 
 
-def go_program() -> Sequence[str]:
-    """Build the program with RocketMQ's Go client."""
+def go_program(name: str = "go") -> Sequence[str]:
+    """Build a program in Go: by default the one with RocketMQ's client."""
     require("go", "1.19", "Go 1.19 or newer (Debian: apt-get install golang-go)", "version")
 
     def build(sources: Path, folder: Path) -> None:
         fetch_client(["go", "mod", "download"], sources)
         build_client(["go", "build", "-buildvcs=false", "-mod=readonly", "-o", f"{folder}/program", "."], sources)
 
-    return [str(built("go", build) / "program")]
+    return [str(built(name, build) / "program")]
 
 
 def node_program() -> Sequence[str]:
