@@ -344,7 +344,7 @@ class BrokerServer(Generic[EngineT]):
             self.grpc.server.bind()
         self.remoting.start()
         if self.grpc is not None:
-            self.grpc.start()
+            self.grpc.server.start()
         if not self._engine.clock.is_virtual:
             report = self._engine.store.report
             self._thread = ServiceThread("mqtemplate-server", self._services, self._engine.clock, report)
