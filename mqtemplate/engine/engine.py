@@ -17,6 +17,7 @@ from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.figures import FiguresRing
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.pop.checkpoints import RocketMQCheckpoints
 from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
@@ -137,6 +138,7 @@ class Engine:
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
+        self._checkpoints = RocketMQCheckpoints(store, self.topics, self.offsets, self.routes.create)
         self.groups = Groups(
             store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
         )
@@ -152,7 +154,7 @@ class Engine:
     def _create_pop(self) -> PopService:
         return PopService(
             *(self.store, self.topics, self.offsets, self.queues, self.name),
-            *(self.sends.store_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
+            *(self.sends.make_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
             max_in_flight=self.settings.pop_in_flight_max,
             max_held=self.settings.max_held_pops,
             check_open=self.lifecycle.check,
@@ -230,6 +232,7 @@ class Engine:
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
             self.pop.load()
+            self._checkpoints.load()
         except BaseException:
             self.delayed.timers.close()
             self.store.release()
@@ -258,7 +261,7 @@ class Engine:
             "mqtemplate-store": [*self.store.services(), self.groups.committed.service, self.pop.journal.snapshots],
             "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
-            "mqtemplate-pop": self.pop.services(),
+            "mqtemplate-pop": [*self.pop.services(), self._checkpoints],
         }
 
     def _figures_service(self) -> list[Service]:
