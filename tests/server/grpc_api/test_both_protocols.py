@@ -171,7 +171,16 @@ def test_a_grpc_producer_is_checked_for_its_topic_only(stepped: Server, stepped_
     assert stepped.engine.engine.transactions.open_count == 1
 
 
-# --- one group, members of both -------------------------------------------------------------------
+# --- one port, one group, clients of both -------------------------------------------------------------------
+
+
+def test_the_port_of_the_other_protocol_takes_grpc_clients_too(server: Server, remoting: Tool) -> None:
+    create_topic(server, "orders", queues=1)
+
+    with GrpcTool(server.remoting.address) as shared:
+        assert shared.send(message("orders")).status.code == Code.OK
+
+    assert len(pulled(remoting, "orders")) == 1
 
 
 def test_tools_see_the_clients_of_both_protocols(server: Server, tool: GrpcTool, remoting: Tool) -> None:
