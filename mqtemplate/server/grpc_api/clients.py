@@ -96,6 +96,7 @@ class GrpcClient:
     producer_topics: frozenset[str] = frozenset()
     group: str | None = None
     is_open: bool = True
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: dict[str, Callable[[Any], None]] = field(default_factory=dict)  # nonce -> takes the answer
 
     @property
@@ -120,11 +121,25 @@ class GrpcClient:
 
     def command(self, message: bytes) -> bool:
         """Send a ``TelemetryCommand``. Return False if the client has no stream: the command is lost."""
-        stream = self.stream
-        if stream is None:
-            return False
-        stream.write(message)
-        return True
+        with self._lock:
+            if self.stream is not None:
+                self.stream.write(message)
+            return self.stream is not None
+
+    def attach(self, stream: GrpcCall, answer: bytes) -> GrpcCall | None:
+        """Use a stream for commands, after the *answer* to the settings that arrived on it. Return the older one."""
+        with self._lock:
+            older, self.stream = self.stream, stream
+            stream.write(answer)
+        return None if older is stream else older
+
+    def detach(self, stream: GrpcCall | None = None) -> GrpcCall | None:
+        """Use a stream no longer, or none at all; return the one that was used."""
+        with self._lock:
+            if stream is not None and self.stream is not stream:
+                return None
+            older, self.stream = self.stream, None
+        return older
 
     # --- requests of tools ---------------------------------------------------------------------
 
@@ -328,24 +343,25 @@ class GrpcClients:
         if registered.refusals:
             raise registered.refusals[0]
 
-    def attach(self, context: GrpcContext) -> None:
-        """Use the stream of a call for commands to its client. An older one ends."""
-        with self._lock:
-            client = self._clients.get(context.client_id)
-            if client is None or client.stream is context.call:
-                return
-            older, client.stream = client.stream, context.call
+    def attach(self, context: GrpcContext, answer: bytes) -> None:
+        """Send the answer to settings, and use its stream for commands to the client. An older one ends."""
+        client = self._clients.get(context.client_id)
+        if client is None:  # it has left meanwhile
+            context.call.finish()
+            return
+        older = client.attach(context.call, answer)
         if older is not None:
             older.finish()
         if client.producer_topics:
             self._core.registration.engine.transactions.producer_connected()
+        if not context.call.is_open:  # it was closed before it was attached
+            client.detach(context.call)
 
-    def detach(self, call: GrpcCall, client_id: str) -> None:
+    def detach(self, context: GrpcContext) -> None:
         """Use the stream of a call no longer: it is closed."""
-        with self._lock:
-            client = self._clients.get(client_id)
-            if client is not None and client.stream is call:
-                client.stream = None
+        client = self._clients.get(context.client_id)
+        if client is not None:
+            client.detach(context.call)
 
     # --- heartbeats and ends -------------------------------------------------------------------
 
@@ -398,7 +414,7 @@ class GrpcClients:
                 return
             del self._clients[client.client_id]
             client.is_open = False
-            stream, client.stream = client.stream, None
+        stream = client.detach()
         self._core.limits.grpc_clients.give(client.owner)
         if stream is not None:
             stream.finish()

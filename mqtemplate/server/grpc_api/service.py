@@ -200,7 +200,7 @@ class MessagingService:
     def forget(self, stream: _Telemetry, context: GrpcContext) -> None:
         """Forget a stream that has ended."""
         self._streams.discard(stream)
-        self.clients.detach(context.call, context.client_id)
+        self.clients.detach(context)
 
     def report_later(self, context: GrpcContext, command: Any) -> None:
         """Take over the settings of a client in a worker thread: a group may have to be created."""
@@ -216,10 +216,8 @@ class MessagingService:
             self._end_telemetry(call, exc)
             return
         # Python ignores an answer without the status.
-        call.write(protos.TelemetryCommand(status=ok(), settings=settings).SerializeToString())
-        self.clients.attach(context)
-        if not call.is_open:  # it was closed before it was attached
-            self.clients.detach(call, context.client_id)
+        answer = protos.TelemetryCommand(status=ok(), settings=settings)
+        self.clients.attach(context, answer.SerializeToString())
 
     def _end_telemetry(self, call: GrpcCall, error: Exception) -> None:
         code = code_of(error)

@@ -281,7 +281,7 @@ _ACL_FIELDS = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
 
 
 class ConsumeDirectlyResult(JsonBody):
-    """How a consumer handled one message. Source: ``remoting: ConsumeMessageDirectlyResult``."""
+    """Result of the handling of one message by a consumer. Source: ``remoting: ConsumeMessageDirectlyResult``."""
 
     consume_result: str
     order: bool = False
