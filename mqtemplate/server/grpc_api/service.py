@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
-
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.errors import StoreError
 from mqtemplate.grpc_protos import protos
@@ -152,7 +150,7 @@ class MessagingService:
                     )
                 request = request_class.FromString(data)
                 contexts.check_rights(context, name, request)
-            except DecodeError as exc:
+            except protos.DecodeError as exc:
                 call.finish(GrpcStatus.INTERNAL, f"the message is not a {name}Request: {exc}")
             except Exception as exc:
                 answers.fail(call, exc)
@@ -267,7 +265,7 @@ class _Telemetry:
             return
         try:
             command = protos.TelemetryCommand.FromString(message)
-        except DecodeError as exc:
+        except protos.DecodeError as exc:
             call.finish(GrpcStatus.INTERNAL, f"the message is not a TelemetryCommand: {exc}")
             return
         kind = command.WhichOneof("command")
