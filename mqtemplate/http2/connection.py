@@ -24,7 +24,8 @@ from mqtemplate.http2.streams import CREDIT_BYTES, Http2Stream, Outbound, Stream
 _MAX_SENT_FRAME_BYTES = 65_536
 _MAX_SETTINGS = 64
 """Number of settings in one frame. HTTP/2 and its extensions define less than 20."""
-_MAX_VALID_NAMES = 64
+_MAX_VALID_NAMES = 16
+_MAX_CACHED_NAMES = 64
 
 _PSEUDO_FIELDS = {":method", ":scheme", ":path", ":authority"}
 _REQUIRED = {":method", ":scheme", ":path"}
@@ -78,7 +79,7 @@ class Http2Connection:
     Attributes:
         outbound: The open streams, and the frames to send.
         is_going_away: True after GOAWAY: the peer opens no more streams here.
-        requests: Number of streams that reached their owner.
+        frames_read: Number of whole frames.
         last_stream_id: The highest stream of the peer.
     """
 
@@ -93,7 +94,7 @@ class Http2Connection:
         self._resets = Budget(limits.max_resets, limits.resets_per_s, now_ms)
         self.outbound = Outbound(limits.max_streams, now_ms, self._control.earn, plan_output)
         self._streams = self.outbound.streams
-        self.requests = 0
+        self.frames_read = 0
         self.last_stream_id = 0
         self.is_going_away = False
         self._limits = limits
@@ -175,6 +176,7 @@ class Http2Connection:
             if at > end:
                 break
             self._at = at
+            self.frames_read += 1
             stream_id &= frames.MAX_STREAM_ID
             if self._block is not None and (kind != frames.CONTINUATION or stream_id != self._block_stream):
                 raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frame {kind} inside the header block of another")
@@ -255,7 +257,7 @@ class Http2Connection:
         except HeaderListTooLargeError as exc:
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, str(exc), self._new_id(stream_id)) from None
         if stream_id <= self.last_stream_id:
-            self._on_later_block(stream_id, ends_stream=ends_stream)
+            self._on_trailers(stream_id, fields, ends_stream=ends_stream)
             return
         self._new_id(stream_id)
         if self.is_going_away:
@@ -270,7 +272,6 @@ class Http2Connection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "less data than content-length", stream_id)
         self._streams[stream_id] = stream
         stream.remote_ended = ends_stream
-        self.requests += 1
         self._control.earn(10)
         receiver = stream.receiver = self._open_stream(stream, headers)
         if ends_stream and stream.is_open:
@@ -294,14 +295,15 @@ class Http2Connection:
             _check_names(names, stream_id)
             if len(self._valid_names) >= _MAX_VALID_NAMES:
                 self._valid_names.clear()
-            self._valid_names.add(names)
+            if len(names) <= _MAX_CACHED_NAMES:
+                self._valid_names.add(names)
         if headers.get("te", "trailers") != "trailers":
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the field te may only have the value trailers", stream_id)
         if not headers[":path"]:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "an empty path", stream_id)
         return headers
 
-    def _on_later_block(self, stream_id: int, *, ends_stream: bool) -> None:
+    def _on_trailers(self, stream_id: int, fields: list[HeaderField], *, ends_stream: bool) -> None:
         """Handle the trailers of a request. Their fields have no meaning for gRPC."""
         stream = self._live(stream_id, "HEADERS")
         if stream is None:
@@ -310,6 +312,8 @@ class Http2Connection:
             raise Http2Error(ErrorCode.STREAM_CLOSED, "HEADERS after the end of the request", stream_id)
         if not ends_stream:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the request", stream_id)
+        if any(name.startswith(":") or not is_valid_field(name, value) for name, value in fields):
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "a field that HTTP/2 does not allow in trailers", stream_id)
         if stream.content_length:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "less data than content-length", stream_id)
         stream.remote_ended = True

@@ -22,6 +22,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.io_loop import Timer
 from mqtemplate.remoting.sockets import Stream
 from mqtemplate.remoting.transport import SocketConnection, SocketOwner
+from mqtemplate.user_code import error_text
 
 
 class GrpcStatus(IntEnum):
@@ -70,8 +71,8 @@ PREFIX_BYTES = 5
 
 _HEAD: Fields = ((":status", "200"), ("content-type", "application/grpc"))
 _OK: Fields = (("grpc-status", "0"),)
-_MAX_DETAILS = 4_096
-"""Characters of the details of a status. Clients limit the size of trailers to 8 KiB and more."""
+_MAX_DETAILS_BYTES = 2_000
+"""Each may become three, and clients limit the size of trailers to 8 KiB."""
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -93,7 +94,8 @@ def status_fields(status: GrpcStatus, details: str) -> Fields:
     fields = ("grpc-status", str(int(status)))
     if not details:
         return (fields,)
-    return (fields, ("grpc-message", quote(details[:_MAX_DETAILS], safe=_PRINTABLE, errors="replace")))
+    text = details.encode("utf-8", "replace")[:_MAX_DETAILS_BYTES].decode("utf-8", "ignore")
+    return (fields, ("grpc-message", quote(text, safe=_PRINTABLE)))
 
 
 def framed(message: bytes) -> bytes:
@@ -195,7 +197,7 @@ class GrpcCall:
     def fail(self, exc: Exception) -> None:
         """End the call after an unexpected exception, which is logged."""
         self.connection.log_failure(self, exc)
-        self.finish(GrpcStatus.INTERNAL, f"{type(exc).__name__}: {exc}")
+        self.finish(GrpcStatus.INTERNAL, error_text(exc))
 
     def _run(self, step: Callable[..., None], *arguments: object) -> None:
         if self.connection.loop.is_current_thread:
@@ -453,6 +455,7 @@ class GrpcConnection(SocketConnection):
         """Let the client open no more calls on this connection. Called in the I/O thread."""
         if not self._is_ended and not self._http2.is_going_away:
             self._http2.go_away(Http2Error(ErrorCode.NO_ERROR, reason))
+            self._send_output()  # at once: the server may close the connection next
 
     def log_failure(self, call: GrpcCall, exc: Exception) -> None:
         """Log an unexpected exception of a handler."""
@@ -473,10 +476,10 @@ class GrpcConnection(SocketConnection):
         return self._http2.partial_bytes + self.held_messages
 
     def _process_until(self, limit: int, end_s: float) -> bool:
-        self._units_read += 1
         try:
             has_more = self._http2.process(end_s)
         finally:
+            self._units_read = self._http2.frames_read
             self._send_output()
         if self._new_calls:
             self._last_call_ms = self.read_ms
@@ -508,6 +511,8 @@ class GrpcConnection(SocketConnection):
         if self._is_ended:
             return
         now, idle_ms = self.loop.now_ms(), self._limits.idle_ms
+        if self.open_calls:
+            self._last_call_ms = now
         stall_ms = self._owner.grpc_limits.stall_ms
         for stream in self._http2.outbound.stalled(now - stall_ms):
             self._owner.peer_log.warning(
@@ -519,7 +524,6 @@ class GrpcConnection(SocketConnection):
                 stream.receiver.cancel(ErrorCode.CANCEL)
         if not self.open_calls and now - self._last_call_ms >= idle_ms:
             self.drain("no calls")
-            self._send_output()
             self.end(f"no calls for {format_ms(idle_ms)}")
         elif now - self.read_ms >= idle_ms:
             self.end(f"the client has sent nothing for {format_ms(idle_ms)}, and did not respond to a PING")

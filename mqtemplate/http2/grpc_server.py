@@ -17,7 +17,7 @@ from mqtemplate.http2.grpc_call import (
 from mqtemplate.http2.limits import GrpcLimits, Http2Limits
 from mqtemplate.http2.streams import Http2Stream
 from mqtemplate.message import HostAddress
-from mqtemplate.metrics import Counter, Metrics
+from mqtemplate.metrics import OTHER, Counter, Metrics
 from mqtemplate.remoting.settings import LoadedTls
 from mqtemplate.remoting.sockets import Stream
 from mqtemplate.remoting.tcp_server import ALPN_HTTP2, TcpServer
@@ -36,7 +36,7 @@ __all__ = [
 _CONTENT_TYPE = "application/grpc"
 
 
-class _Method(NamedTuple):
+class _GrpcMethod(NamedTuple):
     unary: UnaryHandler | None
     open_stream: StreamOpener | None
     calls: Counter
@@ -64,8 +64,8 @@ class GrpcServer(TcpServer[GrpcConnection]):
         super().__init__(listen, "mqtemplate-grpc", limits, clock, refused_connections=refused, heavy=heavy)
         self.grpc_limits = limits
         self._metrics = metrics
-        self._methods: dict[str, _Method] = {}
-        self._unknown = metrics.counter("grpc.calls", method="_unknown")
+        self._methods: dict[str, _GrpcMethod] = {}
+        self._unknown = metrics.counter("grpc.calls", method=OTHER)
         metrics.gauge("grpc.connections", lambda: len(self._connections))
         metrics.gauge("grpc.open_calls", lambda: sum(each.open_calls for each in self.connections()))
         self.use_tls(self.tls)
@@ -78,11 +78,11 @@ class GrpcServer(TcpServer[GrpcConnection]):
         Args:
             method: Full name: ``/package.Service/Method``.
         """
-        self._methods[method] = _Method(unary, None, self._metrics.counter("grpc.calls", method=method))
+        self._methods[method] = _GrpcMethod(unary, None, self._metrics.counter("grpc.calls", method=method))
 
     def register_stream(self, method: str, open_stream: StreamOpener) -> None:
         """Let *open_stream* return the handler of each call of *method*, whose client sends a stream of messages."""
-        self._methods[method] = _Method(None, open_stream, self._metrics.counter("grpc.calls", method=method))
+        self._methods[method] = _GrpcMethod(None, open_stream, self._metrics.counter("grpc.calls", method=method))
 
     def use_tls(self, tls: LoadedTls | None) -> None:
         """Use another certificate, or other settings of TLS, for new connections. The open ones stay as they are."""

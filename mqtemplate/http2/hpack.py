@@ -189,13 +189,16 @@ _STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_ST
 _STATIC_FIELDS = {field: index for index, field in enumerate(_STATIC_TABLE) if index}
 
 _MAX_INTEGER = (1 << 28) - 1
-_MAX_CACHED_BLOCKS = 64
-_MAX_CACHED_BYTES = 1_024
-_MAX_CACHED_NAMES = 256
+# Small caches: each connection has its own.
+_MAX_CACHED_BLOCKS = 32
+_MAX_CACHED_BYTES = 512
+_MAX_CACHED_NAMES = 128
+_MAX_CACHED_NAME_BYTES = 64
 
 _VALID_NAME = re.compile(r":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 """RFC 9113, 8.2.1: a token in lower case; the colon of a pseudo-header field is checked by the connection."""
-_INVALID_VALUE = re.compile(r"[\0\r\n]|\A[ \t]|[ \t]\Z")
+_INVALID_VALUE = re.compile(r"[\0\r\n]")
+"""RFC 9113 forbids spaces at the ends, too, but clients of gRPC send them (grpc/grpc, doc/PROTOCOL-HTTP2.md)."""
 
 
 class HpackError(RemoteProtocolError):
@@ -207,7 +210,7 @@ class HeaderListTooLargeError(RemoteProtocolError):
 
 
 def is_valid_field(name: str, value: str) -> bool:
-    """Return True if HTTP/2 allows the field. RFC 9113, 8.2.1."""
+    """Return True if HTTP/2 allows the field, or gRPC does. RFC 9113, 8.2.1."""
     return _VALID_NAME.fullmatch(name) is not None and _INVALID_VALUE.search(value) is None
 
 
@@ -312,8 +315,7 @@ class HpackDecoder:
         else:
             name, at = self._name(block, at)
         value, at = _string(block, at)
-        # Almost each value is printable and has no spaces at its ends; the check of the others is slower.
-        if not value.isprintable() or value[:1] == " " or value[-1:] == " ":
+        if not value.isprintable():  # almost each value is, and the check of the others is slower
             self.is_suspect |= _INVALID_VALUE.search(value) is not None
         return (name, value), len(name) + len(value) + FIELD_OVERHEAD, at
 
@@ -331,7 +333,7 @@ class HpackDecoder:
             self.is_suspect |= _VALID_NAME.fullmatch(name) is None
             if len(self._names) >= _MAX_CACHED_NAMES:
                 self._names.clear()
-            if len(coded) <= _MAX_CACHED_BYTES:
+            if len(coded) <= _MAX_CACHED_NAME_BYTES:
                 self._names[coded] = name
         return name, at
 

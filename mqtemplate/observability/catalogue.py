@@ -179,6 +179,19 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _counter("transaction.committed", "{transaction}", "Committed transactions"),
     _counter("transaction.rolled_back", "{transaction}", "Transactions that were rolled back"),
     _counter("transaction.discarded", "{transaction}", "Half messages whose transaction was not ended"),
+    _counter("pop.popped", "{message}", "Messages delivered by POP, repeated deliveries too"),
+    _counter("pop.acked", "{message}", "Messages acknowledged by consumers that use POP"),
+    _counter("pop.expired", "{message}", "Deliveries by POP that were not acknowledged in time"),
+    _counter(
+        "pop.dead_lettered", "{message}", "Messages that went to the dead-letter topic after their last delivery by POP"
+    ),
+    _counter(
+        "pop.revived_of_rocketmq",
+        "{message}",
+        "Unacknowledged messages of a RocketMQ broker that used the store directory before: copied to retry topics",
+    ),
+    _gauge("pop.in_flight", "{message}", "Messages that are delivered by POP and not acknowledged"),
+    _gauge("pop.held", "{request}", "POP requests that wait for messages"),
     _gauge("sequence.partitions", "{partition}", "Partitions of sequenced sends that the broker remembers"),
     _counter("sequence.repeated", "{message}", "Messages of sequenced sends that were stored already"),
     # --- server
@@ -196,6 +209,11 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _counter("server.refused.locks", "{request}", "Lock requests refused because of too many groups"),
     _counter("server.refused.pulls", "{request}", "Pulls that could not be held"),
     _counter("server.refused.subscriptions", "{request}", "Heartbeats refused because of too many subscriptions"),
+    # --- gRPC
+    _counter("grpc.calls", "{call}", "Calls of gRPC clients"),
+    _gauge("grpc.connections", "{connection}", "Open connections of gRPC clients"),
+    _gauge("grpc.open_calls", "{call}", "Calls of gRPC clients that are not complete"),
+    _counter("grpc.refused_connections", "{connection}", "Connections of gRPC clients refused because of a limit"),
     # --- Spark
     _counter("spark.batches", "{batch}", "Batches that a Spark listener handled"),
     _counter("spark.messages", "{message}", "Messages that a Spark listener handled"),

@@ -318,7 +318,7 @@ class TcpServer(Generic[ConnectionT]):
 
     def on_close(self, callback: Callable[[ConnectionT], None]) -> None:
         """Call *callback* in the I/O thread with each connection that has ended."""
-        self._close_callbacks.append(callback)
+        self._close_callbacks = [*self._close_callbacks, callback]  # the I/O thread may be reading the other list
 
     def use_tls(self, tls: LoadedTls | None) -> None:
         """Use another certificate, or other settings of TLS, for new connections. The open ones stay as they are."""

@@ -141,15 +141,15 @@ def _built(name: str, build: Callable[[Path, Path], None]) -> Path:
     return folder
 
 
-def go_program() -> Sequence[str]:
-    """Build the program with RocketMQ's Go client."""
+def go_program(name: str = "go") -> Sequence[str]:
+    """Build a program in Go: by default the one with RocketMQ's client."""
     _require("go", "1.19", "Go 1.19 or newer (Debian: apt-get install golang-go)", "version")
 
     def build(sources: Path, folder: Path) -> None:
         _fetch(["go", "mod", "download"], sources)
         _build(["go", "build", "-buildvcs=false", "-mod=readonly", "-o", f"{folder}/program", "."], sources)
 
-    return [str(_built("go", build) / "program")]
+    return [str(_built(name, build) / "program")]
 
 
 def node_program() -> Sequence[str]:

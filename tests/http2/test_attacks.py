@@ -242,17 +242,43 @@ def test_incomplete_messages_of_all_clients_share_one_limit(start_grpc: StartGrp
     assert server.partial_input.held <= 500_000
 
 
-def test_an_incomplete_request_must_end_in_time(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+def test_a_frame_must_end_in_time(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    """A byte now and then keeps nothing alive."""
     clock = VirtualClock()
     server = start_grpc(limits(), clock)
     peer = open_socket(server)
-    peer.send(frame(frames.HEADERS, 0, 1, BLOCK))
-    eventually(lambda: any(each.partial_bytes for each in server.connections()), "the frame arrived")
+    for number, byte in enumerate(frame(frames.HEADERS, 0, 1, BLOCK)[:7]):
+        peer.send(bytes((byte,)))
+        eventually(
+            lambda n=number: [each for each in server.connections() if each.partial_bytes == n + 1], "it arrived"
+        )
+        clock.move_ms(4_000)
+        server.loop.wake()
 
     clock.move_ms(31_000)
     server.loop.wake()
 
     assert peer.is_ended()
+
+
+def test_a_connection_whose_long_call_ends_is_not_idle_yet(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    """A stream may be open for hours; the client may use the connection after it."""
+    clock = VirtualClock()
+    server = start_grpc(limits(), clock)
+    peer = open_socket(server)
+    peer.send(call(1, HOLD))
+    held = server.held.get(timeout=PATIENCE_S)
+    for _ in range(6):
+        clock.move_ms(31_000)
+        peer.send(frame(frames.PING, 0, 0, bytes(8)))
+        peer.until(frames.PING)
+    held.reply(b"")
+    peer.response()
+
+    clock.move_ms(31_000)
+    server.loop.wake()
+
+    assert is_served(peer, 3)
 
 
 def test_a_connection_without_calls_is_closed_with_goaway(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:

@@ -292,7 +292,7 @@ def test_calls_are_counted_by_method(grpc_server: GrpcEcho, channel: grpc.Channe
     metrics = grpc_server.metrics.snapshot()
 
     assert metrics["grpc.calls{method=/test.Service/Echo}"] == 1
-    assert metrics["grpc.calls{method=_unknown}"] == 1
+    assert metrics["grpc.calls{method=_other}"] == 1
     assert metrics["grpc.connections"] == 1
     assert metrics["grpc.open_calls"] == 0
 

@@ -193,7 +193,9 @@ def test_details_survive_as_ascii(details: str) -> None:
 
 
 def test_details_have_a_bound() -> None:
-    assert len(dict(status_fields(GrpcStatus.INTERNAL, "x" * 100_000))["grpc-message"]) == 4_096
+    """Clients refuse large trailers, so they would show another error."""
+    for text, length in (("x", 2_000), ("\U0001f600", 6_000)):
+        assert len(dict(status_fields(GrpcStatus.INTERNAL, text * 100_000))["grpc-message"]) == length
 
 
 # --- responses ------------------------------------------------------------------------------------
@@ -256,6 +258,13 @@ def test_metadata_have_no_fields_of_http2(peer: SocketPeer) -> None:
         peer.send(call(2 * number + 1, METADATA, name, **{"x-mq-client-id": "a@1"}))
 
     assert [peer.response()[1] for _ in range(3)] == [[b"-"], [b"-"], [b"a@1"]]
+
+
+def test_a_value_may_have_spaces_at_its_ends(peer: SocketPeer) -> None:
+    """HTTP/2 forbids them, but Go's client sends them, and gRPC permits that."""
+    peer.send(call(1, METADATA, b"name", name=" a "))
+
+    assert peer.response()[1] == [b" a "]
 
 
 # --- ends -----------------------------------------------------------------------------------------

@@ -23,11 +23,10 @@ from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import wall_time
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets, TopicTable
+from mqtemplate.topics import REVIVE_TOPIC_PREFIX
 
 _log = get_logger("mqtemplate.broker")
 
-REVIVE_TOPIC_PREFIX = "rmq_sys_REVIVE_LOG_"
-"""Prefix of the revive topic; the name of the cluster follows."""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 """Group whose committed offsets are the last messages of the revive topic that are done."""
 
@@ -83,9 +82,9 @@ class _ReviveQueue:
 
 
 class RocketMQCheckpoints:
-    """Copies messages to the retry topics that a RocketMQ broker delivered, and that were not acknowledged. A `Service`.
+    """Copies unacknowledged messages that a RocketMQ broker delivered to the retry topics. A `Service`.
 
-    Without revive topics it does nothing. A crash may lead to two copies of a message, but to no loss.
+    A crash may lead to two copies of a message, but to no loss. It is created after the tables were loaded.
 
     Args:
         create_topic: Creates a topic with a number of queues, unless it exists.
@@ -108,17 +107,12 @@ class RocketMQCheckpoints:
         self._log = LimitedLog(_log, store.clock.steady_ms)
         self._reader = RecordReader(store, self._log)
         self._queues: dict[tuple[str, int], _ReviveQueue] = {}
-        self._revive_topics: list[str] = []
-        self._started_ms = self._arrived_ms = 0
+        self._started_ms = self._arrived_ms = self._clock.steady_ms()
         self._wake: Callable[[], None] = lambda: None
         self._revived = store.metrics.counter("pop.revived_of_rocketmq")
-
-    def load(self) -> None:
-        """Find the revive topics, after the tables were loaded."""
-        self._started_ms = self._arrived_ms = self._clock.steady_ms()
-        self._revive_topics = [name for name in self._topics.names() if name.startswith(REVIVE_TOPIC_PREFIX)]
+        self._revive_topics = [name for name in topics.names() if name.startswith(REVIVE_TOPIC_PREFIX)]
         for topic in self._revive_topics:
-            self._store.watch(topic, self._notified)
+            store.watch(topic, self._notified)
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake

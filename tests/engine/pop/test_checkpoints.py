@@ -19,12 +19,9 @@ REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
 @pytest.fixture
 def shop() -> Iterator[Shop]:
     """A topic with five messages, which RocketMQ has delivered: the committed offset is after them."""
-    shop = Shop()
+    shop = Shop(topics=(REVIVE,))
     shop.send(*"abcde")
-    engine = shop.broker.engine
-    engine.topics.create(REVIVE, 1)
-    engine.offsets.commit(GROUP, TOPIC, 0, 5)
-    engine._checkpoints.load()
+    shop.broker.engine.offsets.commit(GROUP, TOPIC, 0, 5)
     yield shop
     shop.broker.close()
 
