@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from mqtemplate.grpc_protos.enums import Code, GrpcMessageType
@@ -51,6 +52,7 @@ RESERVED = RESERVED_PROPERTIES | {
 # --- names ----------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4_096)
 def check_topic_name(topic: str) -> str:
     """Return the name of a topic of a request, if clients may use it."""
     if not topic or topic.isspace():
@@ -71,6 +73,7 @@ def check_topic_name(topic: str) -> str:
     return topic
 
 
+@lru_cache(maxsize=4_096)
 def check_group_name(group: str) -> str:
     """Return the name of a consumer group of a request, if clients may use it."""
     if not group or group.isspace():
@@ -136,25 +139,19 @@ def _check_texts(properties: Mapping[str, str], system: Any) -> None:
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"a message may have {_MAX_PROPERTIES} properties, this one has {len(properties)}",
         )
-    size = 0
-    for name, value in properties.items():
-        if name in RESERVED:
-            raise GrpcRefusedError(
-                Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r} is reserved; choose another name"
-            )
-        if not name or _CONTROL.search(name) or _CONTROL.search(value):
-            raise GrpcRefusedError(
-                Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"property {name[:64]!r} is empty or has control characters, in its name or its value",
-            )
-        size += len(name.encode()) + len(value.encode())
-    tag, keys = system.tag, system.keys
-    size += len(tag.encode()) + sum(len(key.encode()) for key in keys)
+    keys = system.keys
+    text = "".join([*properties, *properties.values(), system.tag, *keys])
+    size = len(text) if text.isascii() else len(text.encode())
     if size > _MAX_PROPERTIES_BYTES:
         raise GrpcRefusedError(
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"properties, tag and keys have {size} bytes, allowed are {_MAX_PROPERTIES_BYTES}; put data into the body",
         )
+    if not RESERVED.isdisjoint(properties):
+        name = min(RESERVED.intersection(properties))
+        raise GrpcRefusedError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r} is reserved; choose another name")
+    if not text.isprintable() or "" in properties:  # one test of all texts: most have no such character
+        _check_properties(properties)
     for key in keys:
         if not key.strip() or _CONTROL.search(key):
             raise GrpcRefusedError(
@@ -162,25 +159,32 @@ def _check_texts(properties: Mapping[str, str], system: Any) -> None:
             )
 
 
+def _check_properties(properties: Mapping[str, str]) -> None:
+    for name, value in properties.items():
+        if not name or _CONTROL.search(name) or _CONTROL.search(value):
+            raise GrpcRefusedError(
+                Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                f"property {name[:64]!r} is empty or has control characters, in its name or its value",
+            )
+
+
 def _check_fields(system: Any) -> None:
     """Check the system properties of a message."""
-    if system.HasField("tag") and (not system.tag.strip() or "|" in system.tag or _CONTROL.search(system.tag)):
-        raise GrpcRefusedError(
-            Code.ILLEGAL_MESSAGE_TAG, f"tag {system.tag[:64]!r} is blank, or has '|' or control characters"
-        )
+    tag = system.tag  # empty is none: some clients always set it
+    if tag and (not tag.strip() or "|" in tag or _CONTROL.search(tag)):
+        raise GrpcRefusedError(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag[:64]!r} is blank, or has '|' or control characters")
     message_id = system.message_id
     if not message_id.strip() or _CONTROL.search(message_id):
         raise GrpcRefusedError(
             Code.ILLEGAL_MESSAGE_ID, "the message id is blank or has control characters; clients create it"
         )
-    if system.HasField("message_group"):
-        group = system.message_group
-        if not group.strip() or len(group.encode()) >= _MAX_MESSAGE_GROUP_BYTES or _CONTROL.search(group):
-            raise GrpcRefusedError(
-                Code.ILLEGAL_MESSAGE_GROUP,
-                f"message group {group[:64]!r} must not be blank, must have less than {_MAX_MESSAGE_GROUP_BYTES} bytes "
-                "and no control characters",
-            )
+    group = system.message_group
+    if group and (not group.strip() or len(group.encode()) >= _MAX_MESSAGE_GROUP_BYTES or _CONTROL.search(group)):
+        raise GrpcRefusedError(
+            Code.ILLEGAL_MESSAGE_GROUP,
+            f"message group {group[:64]!r} must not be blank, must have less than {_MAX_MESSAGE_GROUP_BYTES} bytes and "
+            "no control characters",
+        )
     if system.HasField("orphaned_transaction_recovery_duration"):
         seconds = system.orphaned_transaction_recovery_duration.seconds
         if seconds > _MAX_RECOVERY_S or seconds < 0:
@@ -188,7 +192,7 @@ def _check_fields(system: Any) -> None:
                 Code.BAD_REQUEST,
                 f"the recovery duration of a transaction must be 0..{_MAX_RECOVERY_S} seconds, got {seconds}",
             )
-    if system.HasField("lite_topic") and not _LITE_TOPIC.fullmatch(system.lite_topic):
+    if system.lite_topic and not _LITE_TOPIC.fullmatch(system.lite_topic):
         raise GrpcRefusedError(
             Code.ILLEGAL_LITE_TOPIC,
             f"lite topic {system.lite_topic[:64]!r} must have 1..64 letters, digits, '_' or '-'",
@@ -227,11 +231,11 @@ def sent_type(system: Any) -> GrpcMessageType:
         return GrpcMessageType.TRANSACTION
     if system.HasField("delivery_timestamp"):
         return GrpcMessageType.DELAY
-    if system.HasField("message_group"):
+    if system.message_group:
         return GrpcMessageType.FIFO
     if system.HasField("priority"):
         return GrpcMessageType.PRIORITY
-    if system.HasField("lite_topic"):
+    if system.lite_topic:
         return GrpcMessageType.LITE
     return GrpcMessageType.NORMAL
 

@@ -9,25 +9,31 @@ Source: RocketMQ ``proxy: ClientActivity``, ``GrpcClientChannel``, ``GrpcClientS
 from __future__ import annotations
 
 import itertools
+import re
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mqtemplate.durations import format_ms
 from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.engine.clients import ClientNotice, Owner
+from mqtemplate.engine.pop.pop import PopService
+from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code, FilterType
 from mqtemplate.http2.grpc_server import GrpcCall
 from mqtemplate.message import HostAddress
+from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.grpc_api.checks import check_client_properties, check_group_name, check_topic_name
 from mqtemplate.server.grpc_api.client_settings import CONSUMER_TYPES, merged_consumer, merged_producer
 from mqtemplate.server.grpc_api.context import GrpcContext
-from mqtemplate.server.grpc_api.messages import milliseconds
+from mqtemplate.server.grpc_api.messages import delivered_message, milliseconds
 from mqtemplate.server.grpc_api.status import GrpcRefusedError
 from mqtemplate.server.requests.refusal import RefusedError
 
@@ -36,14 +42,32 @@ _log = get_logger("mqtemplate.server")
 _ids = itertools.count(-1, -1)
 """Clients have numbers of their own among the channels: one connection may have several, and one several."""
 
+_ANSWER_MS = 5_000
+_MAX_REQUESTS = 100
+_HANDLED = {
+    Code.OK: "CR_SUCCESS",
+    Code.FAILED_TO_CONSUME_MESSAGE: "CR_LATER",
+    Code.MESSAGE_CORRUPTED: "CR_RETURN_NULL",
+}
+_NO_TAGS = re.compile(r"(\|\|)+")
 _REQUEST_TIMEOUT_MS = 3_000
 _LITE_TYPES = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
 
 
 def filter_of(expression: Any) -> tuple[str, str]:
-    """Return the type and the text of a ``FilterExpression``, as a subscription has them."""
-    kind = "SQL92" if expression.type == FilterType.SQL else "TAG"
-    return kind, expression.expression or "*"
+    """Return the type and the text of a ``FilterExpression``, as a subscription has them.
+
+    Raises:
+        GrpcRefusedError: It has no tag at all. Source: ``FilterAPI.buildSubscriptionData``.
+    """
+    text = expression.expression or "*"
+    if expression.type == FilterType.SQL:
+        return "SQL92", text
+    if _NO_TAGS.fullmatch(text):
+        raise GrpcRefusedError(
+            Code.ILLEGAL_FILTER_EXPRESSION, f"the expression {text[:64]!r} has no tag; for all messages pass '*'"
+        )
+    return "TAG", text
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +89,15 @@ class GrpcClient:
     remote_address: HostAddress
     owner: Owner
     last_update_ms: int
-    check_command: Callable[[TransactionCheck], bytes]
-    on_end: Callable[[GrpcClient], None]
+    clients: GrpcClients
     id: int = field(default_factory=lambda: next(_ids))
     stream: GrpcCall | None = None
     settings: Any = None
     producer_topics: frozenset[str] = frozenset()
     group: str | None = None
     is_open: bool = True
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _waiting: dict[str, Callable[[Any], None]] = field(default_factory=dict)  # nonce -> takes the answer
 
     @property
     def kind(self) -> int:
@@ -92,19 +117,82 @@ class GrpcClient:
     def tell(self, notice: ClientNotice) -> None:
         """Send a transaction check. Changed groups mean nothing here: no client assigns queues to itself."""
         if isinstance(notice, TransactionCheck):
-            self.command(self.check_command(notice))
+            self.command(self.clients.check_command(notice))
 
     def command(self, message: bytes) -> bool:
         """Send a ``TelemetryCommand``. Return False if the client has no stream: the command is lost."""
-        stream = self.stream
-        if stream is None:
-            return False
-        stream.write(message)
-        return True
+        with self._lock:
+            if self.stream is not None:
+                self.stream.write(message)
+            return self.stream is not None
+
+    def attach(self, stream: GrpcCall, answer: bytes) -> GrpcCall | None:
+        """Use a stream for commands, after the *answer* to the settings that arrived on it. Return the older one."""
+        with self._lock:
+            older, self.stream = self.stream, stream
+            stream.write(answer)
+        return None if older is stream else older
+
+    def detach(self, stream: GrpcCall | None = None) -> GrpcCall | None:
+        """Use a stream no longer, or none at all; return the one that was used."""
+        with self._lock:
+            if stream is not None and self.stream is not stream:
+                return None
+            older, self.stream = self.stream, None
+        return older
+
+    # --- requests of tools ---------------------------------------------------------------------
+
+    def report_threads(self, on_answer: Callable[[str | BrokerError], None]) -> None:
+        command = protos.TelemetryCommand()
+        command.print_thread_stack_trace_command.nonce = nonce = secrets.token_hex(16)
+
+        def on_command(answer: Any) -> None:
+            on_answer(answer if isinstance(answer, BrokerError) else answer.thread_stack_trace.thread_stack_trace)
+
+        self._request(nonce, command, on_command)
+
+    def handle_message(self, record: StoredRecord, topic: str, on_answer: Callable[[str | BrokerError], None]) -> None:
+        command = protos.TelemetryCommand()
+        verify = command.verify_message_command
+        verify.nonce = nonce = secrets.token_hex(16)
+        verify.message.CopyFrom(delivered_message(record, topic, self.clients.max_body_bytes))
+        verify.message.system_properties.delivery_attempt = record.reconsume_times + 1
+
+        def on_command(answer: Any) -> None:
+            if isinstance(answer, BrokerError):
+                on_answer(answer)
+            elif (result := _HANDLED.get(answer.status.code)) is not None:
+                on_answer(result)
+            else:
+                on_answer(BrokerError(f"{answer.status.message} (code {answer.status.code})"))
+
+        self._request(nonce, command, on_command)
+
+    def _request(self, nonce: str, command: Any, on_answer: Callable[[Any], None]) -> None:
+        """Send a command, and pass the command with the same nonce to *on_answer*, or an error."""
+        if len(self._waiting) < _MAX_REQUESTS:
+            self._waiting[nonce] = on_answer  # before the command: the answer may be there at once
+            self.clients.call_later(_ANSWER_MS, lambda: self._expire(nonce))
+            if self.command(command.SerializeToString()):
+                return
+            self._waiting.pop(nonce, None)
+        on_answer(BrokerError("it has no stream of telemetry, or too many requests wait for its answer"))
+
+    def _expire(self, nonce: str) -> None:
+        on_answer = self._waiting.pop(nonce, None)
+        if on_answer is not None:
+            on_answer(RemoteTimeoutError(f"no answer for {format_ms(_ANSWER_MS)}"))
+
+    def answered(self, nonce: str, command: Any) -> None:
+        """Take the answer to a request. One that is late has no effect."""
+        on_answer = self._waiting.pop(nonce, None)
+        if on_answer is not None:
+            on_answer(command)
 
     def close(self, reason: str) -> None:
         _log.debug("server.grpc_client_ended", client=self.client_id, reason=reason)
-        self.on_end(self)
+        self.clients.end(self)
 
 
 class GrpcClients:
@@ -113,17 +201,27 @@ class GrpcClients:
     Args:
         core: Has the groups of all clients.
         check_command: Returns the command with which a client gets a transaction check.
-        end_session: Called with the ID of a client that is gone: its renewed messages become visible.
+        pop: Renews the messages of the clients, each a session of its own.
+        call_later: Calls a function after a number of milliseconds.
+
+    Attributes:
+        max_body_bytes: Largest body that is decompressed for a client.
     """
 
     def __init__(
-        self, core: ServerCore, check_command: Callable[[TransactionCheck], bytes], end_session: Callable[[str], None]
+        self,
+        core: ServerCore,
+        check_command: Callable[[TransactionCheck], bytes],
+        pop: PopService,
+        call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._core = core
         self._clock = core.registration.engine.clock
         self._expire_ms = core.settings.client_expire_ms
-        self._check_command = check_command
-        self._end_session = end_session
+        self.check_command = check_command
+        self.call_later = call_later
+        self.max_body_bytes = core.registration.engine.settings.max_body_bytes()
+        self._pop = pop
         self._lock = threading.Lock()
         self._clients: dict[str, GrpcClient] = {}
 
@@ -216,8 +314,7 @@ class GrpcClients:
                     caller.connection.remote,
                     caller.owner,
                     self._clock.steady_ms(),
-                    self._check_command,
-                    self.end,
+                    self,
                 )
             client.last_update_ms = self._clock.steady_ms()
         return client
@@ -246,29 +343,33 @@ class GrpcClients:
         if registered.refusals:
             raise registered.refusals[0]
 
-    def attach(self, context: GrpcContext) -> None:
-        """Use the stream of a call for commands to its client. An older one ends."""
-        with self._lock:
-            client = self._clients.get(context.client_id)
-            if client is None or client.stream is context.call:
-                return
-            older, client.stream = client.stream, context.call
+    def attach(self, context: GrpcContext, answer: bytes) -> None:
+        """Send the answer to settings, and use its stream for commands to the client. An older one ends."""
+        client = self._clients.get(context.client_id)
+        if client is None:  # it has left meanwhile
+            context.call.finish()
+            return
+        older = client.attach(context.call, answer)
         if older is not None:
             older.finish()
         if client.producer_topics:
             self._core.registration.engine.transactions.producer_connected()
+        if not context.call.is_open:  # it was closed before it was attached
+            client.detach(context.call)
 
-    def detach(self, call: GrpcCall, client_id: str) -> None:
+    def detach(self, context: GrpcContext) -> None:
         """Use the stream of a call no longer: it is closed."""
-        with self._lock:
-            client = self._clients.get(client_id)
-            if client is not None and client.stream is call:
-                client.stream = None
+        client = self._clients.get(context.client_id)
+        if client is not None:
+            client.detach(context.call)
 
     # --- heartbeats and ends -------------------------------------------------------------------
 
-    def heartbeat(self, context: GrpcContext) -> None:
-        """Keep a client in its groups.
+    def heartbeat(self, context: GrpcContext, group: str) -> None:
+        """Keep a client in its groups, and its messages invisible.
+
+        Args:
+            group: The group in the heartbeat of a consumer. The client is in the group of its settings.
 
         Raises:
             GrpcRefusedError: It has sent no settings, or is of a kind that the server does not know.
@@ -278,6 +379,8 @@ class GrpcClients:
         if client.settings.HasField("publishing"):
             self._refresh(client, client.producer_topics, [], without_sub=True)
         elif client.kind in CONSUMER_TYPES and client.group is not None:
+            check_group_name(group)
+            self._pop.keep_session(client.client_id)
             self._refresh(client, (), [_consumer(client, client.group, [])], without_sub=True)
         else:
             raise GrpcRefusedError(
@@ -311,11 +414,11 @@ class GrpcClients:
                 return
             del self._clients[client.client_id]
             client.is_open = False
-            stream, client.stream = client.stream, None
+        stream = client.detach()
         self._core.limits.grpc_clients.give(client.owner)
         if stream is not None:
             stream.finish()
-        self._end_session(client.client_id)
+        self._pop.end_session(client.client_id)
         self._core.clients.forget(client.id)  # the last: it notifies other clients, which may fail
 
     def sweep(self) -> None:
