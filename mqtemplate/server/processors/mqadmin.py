@@ -1,5 +1,5 @@
-"""Requests of ``mqadmin`` about what this server has in another form or not at all: accounts, replicas, maintenance. The
-mode in which a group gets messages (``mqadmin setConsumeMode``), and the assignments of queues that follow from it.
+"""Requests of ``mqadmin`` about what this server has in another form or not at all: accounts, replicas, maintenance.
+The mode in which a group gets messages (``mqadmin setConsumeMode``), and the assignments of queues that follow from it.
 
 Source: RocketMQ ``broker: AdminBrokerProcessor``, ``UserConverter``, ``AclConverter``, ``QueryAssignmentProcessor``,
 ``MessageRequestModeManager``.
