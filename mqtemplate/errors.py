@@ -19,6 +19,7 @@
     │   ├── RemoteConnectError     no connection to an address, or the connection was lost
     │   ├── RemoteTimeoutError     no response in time; the broker may have carried out the request
     │   ├── ForkedError            an object that was started before a fork is used in the child process
+    │   ├── InvalidReceiptHandleError  the invisible time of a message was over; it was delivered again
     │   ├── UnknownNameError       an administrator names a topic, a group or a message that does not exist
     │   └── UnsupportedError       this kind of broker does not support the operation
     ├── StoreError                 the broker's files cannot be used as they are
@@ -60,6 +61,7 @@ __all__ = [
     "DestinationError",
     "EventLoopBlockedError",
     "ForkedError",
+    "InvalidReceiptHandleError",
     "ListenerError",
     "MQTemplateError",
     "MessageDroppedError",
@@ -289,6 +291,14 @@ class ForkedError(BrokerError):
 
     The message names the object, the process that started it, and what to do: start after the fork, or share one broker
     by running it as a server. The parent process is not affected.
+    """
+
+
+class InvalidReceiptHandleError(BrokerError):
+    """The receipt handle of a delivery by POP is not valid any more. A retry cannot help.
+
+    The invisible time of the message was over, so it is delivered again, and may be acknowledged by its newer receipt
+    handle only.
     """
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
-from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.durations import Duration, option_ms
+from mqtemplate.errors import DelayError, MessageError, UnsupportedError
 from mqtemplate.numbers import INT_MAX, LONG_MAX, parse_number
 from mqtemplate.user_code import shown
 
@@ -28,6 +29,7 @@ __all__ = [
     "RESERVED_PROPERTIES",
     "SPECIAL_PROPERTIES",
     "HostAddress",
+    "InvisibleTime",
     "Message",
     "MessageExt",
     "MessageQueue",
@@ -315,6 +317,13 @@ class PackedBody(bytes):
         return bytes(self), self.reason
 
 
+class InvisibleTime(Protocol):
+    """Time for which other members of a group do not see a message that this one received by POP."""
+
+    def extend(self, duration_ms: int) -> None:
+        """Let it end this long from now. See `MessageExt.extend`."""
+
+
 @dataclass(slots=True, kw_only=True)
 class MessageExt(Message):
     """A message as the broker stored it. Times are milliseconds since the epoch.
@@ -324,6 +333,7 @@ class MessageExt(Message):
         queue_offset: Its offset in the queue, counted in messages.
         reconsume_times: Number of times that consumers sent it back.
         store_size: Bytes of the whole record.
+        invisible_time: Set while a listener by POP has the message; None otherwise.
     """
 
     broker_name: str
@@ -339,6 +349,30 @@ class MessageExt(Message):
     store_host: HostAddress
     reconsume_times: int
     prepared_transaction_offset: int
+    invisible_time: InvisibleTime | None = field(default=None, repr=False, compare=False)
+
+    def extend(self, duration: Duration) -> None:
+        """Ask for more time for this message: no other member gets it before *duration* from now.
+
+        For handlers of listeners by POP. It also moves the time from which the handler counts as hanging. It waits for
+        the broker; in an ``async def`` handler call ``await asyncio.to_thread(message.extend, "10m")``.
+
+        Args:
+            duration: ``"10m"``, a timedelta, or a number of seconds.
+
+        Raises:
+            InvalidReceiptHandleError: The message was delivered again, so another member may have it.
+            UnsupportedError: The message was not received by POP, so there is no such time.
+            ValueError: *duration* is not a duration.
+        """
+        duration_ms = option_ms("duration", duration, ValueError)
+        if self.invisible_time is None:
+            raise UnsupportedError(
+                f"message {self.msg_id} was not received by POP, so nobody else waits for it to become visible; remove "
+                "extend, or give the listener request_mode=MessageRequestMode.POP. A listener that pulls can have a "
+                "longer consume_timeout"
+            )
+        self.invisible_time.extend(duration_ms)
 
     @property
     def msg_id(self) -> str:

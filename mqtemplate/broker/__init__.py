@@ -1,4 +1,4 @@
-"""The interface of brokers: `Broker`, its six parts, and its administration."""
+"""The interface of brokers: `Broker`, its seven parts, and its administration."""
 
 from mqtemplate.broker.admin import (
     BrokerAdmin,
@@ -23,6 +23,8 @@ from mqtemplate.broker.parts import (
     MessageModel,
     MessageReader,
     MessageSends,
+    PopConsumers,
+    ReceivedMessage,
     Registration,
     ReleaseCauses,
     Requests,
@@ -47,8 +49,10 @@ __all__ = [
     "MessageReader",
     "MessageSends",
     "OffsetChange",
+    "PopConsumers",
     "QueueProgress",
     "QueueSpan",
+    "ReceivedMessage",
     "Registration",
     "ReleaseCauses",
     "Requests",

@@ -17,7 +17,15 @@ from types import TracebackType
 from typing import Self
 
 from mqtemplate.broker.admin import BrokerAdmin
-from mqtemplate.broker.parts import ConsumerGroups, DelayedMessages, MessageReader, MessageSends, Requests, Transactions
+from mqtemplate.broker.parts import (
+    ConsumerGroups,
+    DelayedMessages,
+    MessageReader,
+    MessageSends,
+    PopConsumers,
+    Requests,
+    Transactions,
+)
 from mqtemplate.clock import Clock
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import MessageQueue
@@ -44,6 +52,7 @@ class Capability(Enum):
     SQL92 = "SQL92 selectors"
     RECORD_BLOCK = "blocks of stored records"
     SEQUENCED_SEND = "sends whose repeats are dropped"
+    POP = "POP consumption"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,7 @@ class Broker(ABC):
         transactions: Ends and checks transactions.
         reader: Reads and finds messages.
         groups: Consumer groups.
+        pop: Consumption by POP.
         delayed: Pending messages.
 
     Raises:
@@ -169,6 +179,18 @@ class Broker(ABC):
     @property
     @abstractmethod
     def groups(self) -> ConsumerGroups: ...
+
+    @property
+    def pop(self) -> PopConsumers:
+        """Consumption by POP.
+
+        Raises:
+            UnsupportedError: The broker does not have `Capability.POP`.
+        """
+        raise UnsupportedError(
+            f"broker {self.name!r}, a {type(self).__name__}, has no consumption by POP; leave request_mode out: its "
+            "listeners pull, and a slow one can have a longer consume_timeout"
+        )
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""The six parts of a broker: sends, requests, transactions, reader, groups and delayed messages."""
+"""The seven parts of a broker: sends, requests, transactions, reader, groups, POP consumers and delayed messages."""
 
 from __future__ import annotations
 
@@ -389,6 +389,109 @@ class ConsumerGroups(Protocol):
         """Return the existing topics of each clustering group; None if another process has the offsets.
 
         It has committed there, or clients of a server read them.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedMessage:
+    """A message that was received by POP, and the receipt handle of this delivery.
+
+    Attributes:
+        message: The message, with the topic that it was sent to first. Its ``reconsume_times`` is one below *attempt*.
+        receipt: Text that names this delivery at the broker.
+        attempt: 1 for the first delivery, one more for each further one.
+    """
+
+    message: MessageExt
+    receipt: str
+    attempt: int
+
+
+class PopConsumers(Protocol):
+    """Consumption by POP: the broker gives each message to one member, and keeps it invisible for a time.
+
+    The members of a group share all queues: a queue is not assigned to a member, so more members than queues help. A
+    message that is not acknowledged within its invisible time is delivered again, with an attempt one higher; after
+    ``max_reconsume_times`` retries it goes to ``%DLQ%group``. The blocking calls raise `BrokerError` if the broker
+    cannot be reached.
+
+    Source: RocketMQ ``broker: PopMessageProcessor``, and ``ReceiveMessage`` of the gRPC protocol.
+    """
+
+    def join(self, spec: ConsumerSpec) -> Registration:
+        """Register a member of a group. `receive` needs one, and uses its start position and its number of retries.
+
+        Args:
+            spec: A clustering group. ``CONSUME_FROM_TIMESTAMP`` is not supported.
+
+        Raises:
+            ListenerError: The group has a member in this process with other subscriptions, or one that pulls.
+            UnsupportedError: The broker cannot honour the start position.
+        """
+
+    def receive(
+        self,
+        group: str,
+        topic: str,
+        max_count: int,
+        invisible_ms: int,
+        wait_ms: int,
+        selector: Selector | None,
+        *,
+        is_ordered: bool = False,
+        attempt_id: str = "",
+        auto_renew: bool = False,
+    ) -> list[ReceivedMessage]:
+        """Return messages that no member has now, and make them invisible to the other members.
+
+        Args:
+            invisible_ms: Time after which a message is delivered again, unless it is acknowledged or changed before.
+            wait_ms: Time to wait for the first message; on a virtual clock ``receive`` does not wait.
+            selector: None for all messages.
+            is_ordered: True: messages with one ``hash_key`` are in order. While one of them is invisible, no later one
+                is returned.
+            attempt_id: With *is_ordered*: the same text in a repeated call, after one whose response was lost, lets the
+                broker return the messages of that response.
+            auto_renew: True: the broker keeps the messages invisible while the member is alive, up to its own limit.
+
+        Raises:
+            BrokerClosedError: The broker is closed, or no member of the group has joined.
+        """
+
+    def wake(self, group: str) -> None:
+        """Let the calls of `receive` for a group that wait in other threads return now, without messages."""
+
+    def ack(self, group: str, topic: str, receipt: str) -> None:
+        """Acknowledge a message: it is not delivered again. A second call has no effect.
+
+        Args:
+            topic: `ReceivedMessage.message`'s topic.
+
+        Raises:
+            InvalidReceiptHandleError: The invisible time was over, and the message was delivered again.
+        """
+
+    def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
+        """Set the time for which a message stays invisible, from now on. Return the receipt handle to use from now on.
+
+        Args:
+            invisible_ms: 0 makes the message visible at once.
+            counts: False: the next delivery has the same attempt, as for a message that no handler had.
+
+        Raises:
+            InvalidReceiptHandleError: The invisible time was over, and the message was delivered again.
+        """
+
+    def dead_letter(
+        self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Store a copy of a message in ``%DLQ%group``, then acknowledge it.
+
+        Args:
+            properties: Properties to add to the copy. A protocol that cannot carry them leaves them out.
+
+        Raises:
+            InvalidReceiptHandleError: The invisible time was over, and the message was delivered again.
         """
 
 

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from mqtemplate.listener.declaration.hooks import PreparedConsumer, listener_enhancer
     from mqtemplate.listener.declaration.resolution import default_resolve, resolve_spec
     from mqtemplate.listener.declaration.results import ConsumeStatus, ResultSender, Send, publishes
-    from mqtemplate.listener.declaration.settings import Backoff, ConsumeMode, ListenerSettings, RetryDefaults
+    from mqtemplate.listener.declaration.settings import (
+        Backoff,
+        ConsumeMode,
+        ListenerSettings,
+        MessageRequestMode,
+        RetryDefaults,
+    )
     from mqtemplate.listener.declaration.tags import on_tag
     from mqtemplate.listener.discovery import make_endpoints
     from mqtemplate.listener.failures.failure import BatchFailure, DeadLetter, RetryLater
@@ -47,6 +53,7 @@ __all__ = [
     "ListenerRegistry",
     "ListenerSettings",
     "ListenerSpec",
+    "MessageRequestMode",
     "PreparedConsumer",
     "ResultSender",
     "RetryDefaults",
@@ -76,7 +83,7 @@ _NAMES = {
     "declaration.hooks": "PreparedConsumer listener_enhancer",
     "declaration.resolution": "default_resolve resolve_spec",
     "declaration.results": "ConsumeStatus ResultSender Send publishes",
-    "declaration.settings": "Backoff ConsumeMode ListenerSettings RetryDefaults",
+    "declaration.settings": "Backoff ConsumeMode ListenerSettings MessageRequestMode RetryDefaults",
     "declaration.tags": "on_tag",
     "discovery": "make_endpoints",
     "failures.failure": "BatchFailure DeadLetter RetryLater",

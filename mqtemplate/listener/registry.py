@@ -299,7 +299,7 @@ def _stop_each(stops: Iterable[Callable[[], None]]) -> None:
 
 
 def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
-    """Refuse listeners of one group with different subscriptions, message models or consume modes.
+    """Refuse listeners of one group with different subscriptions, message models, consume or request modes.
 
     Each member of a group gets a part of the queues of all topics that the group subscribes to. A member with another
     subscription would silently lose the messages in the queues of the other members.
@@ -314,6 +314,7 @@ def check_subscriptions(listeners: Iterable[ListenerSettings]) -> None:
             ("have different subscriptions", _subscription(first), _subscription(listener)),
             ("have different message models", first.message_model.value, listener.message_model.value),
             ("have different consume modes", first.consume_mode.value, listener.consume_mode.value),
+            ("have different request modes", first.request_mode.value, listener.request_mode.value),
         ):
             if one != other:
                 raise ListenerError(

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
 from mqtemplate.broker import (
     Broker,
     BrokerAdmin,
+    ConsumeFromWhere,
     ConsumerGroups,
+    ConsumerSpec,
     DelayedMessages,
     GroupInfo,
     GroupSubscription,
     Member,
     MessageReader,
     MessageSends,
+    PopConsumers,
     QueueProgress,
     QueueSpan,
+    ReceivedMessage,
+    Registration,
     Requests,
     RetentionHold,
     StoreHealth,
@@ -26,10 +34,21 @@ from mqtemplate.broker import (
 )
 from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
+from mqtemplate.engine.group_rules import check_same_group, sent_back_message
+from mqtemplate.engine.pop.pop import HeldPop, PoppedMessage, PopRequest, PopResult, PopService, ReceiptHandle
+from mqtemplate.engine.pop.receipt_handle import NORMAL_TOPIC
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import CorruptRecordError, UnsupportedError
-from mqtemplate.message import MessageQueue
+from mqtemplate.errors import (
+    BrokerClosedError,
+    BrokerError,
+    CorruptRecordError,
+    InvalidReceiptHandleError,
+    ListenerError,
+    UnsupportedError,
+)
+from mqtemplate.message import MessageQueue, Property
 from mqtemplate.metrics import Metrics
+from mqtemplate.record.codec import to_message_ext
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
@@ -38,6 +57,9 @@ from mqtemplate.store.tables import read_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_application_topic, is_system_group
 
 _GROUPS_FILE = "config/subscriptionGroup.json"
+_TO_DEAD_LETTERS = -1  # as a delay level
+_COPY_MS = 60_000
+_FLUSH_S = 10
 
 
 class EmbeddedBroker(Broker):
@@ -75,6 +97,7 @@ class EmbeddedBroker(Broker):
         self.capabilities = engine.capabilities
         self.store, self.topics = engine.store, engine.topics
         self._check_open = engine.lifecycle.check
+        self._pop = EmbeddedPop(engine)
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:
@@ -98,6 +121,7 @@ class EmbeddedBroker(Broker):
 
     def close(self) -> None:
         self.engine.close()
+        self._pop.wake_all()
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -118,7 +142,7 @@ class EmbeddedBroker(Broker):
     # --- operators -----------------------------------------------------------------------------
 
     def admin(self) -> BrokerAdmin:
-        return EmbeddedAdmin(self.engine)
+        return EmbeddedAdmin(self.engine, self._pop)
 
     def store_health(self) -> StoreHealth:
         flush = self.store.group_commit
@@ -152,12 +176,224 @@ class EmbeddedBroker(Broker):
         return self.engine.groups
 
     @property
+    def pop(self) -> PopConsumers:
+        return self._pop
+
+    @property
     def delayed(self) -> DelayedMessages:
         return self.engine.delayed
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table; see `Engine.change_delay_levels`."""
         self.engine.change_delay_levels(text)
+
+
+class _Receive:
+    """A `receive` that waits in a thread."""
+
+    def __init__(self) -> None:
+        self.results: SimpleQueue[PopResult] = SimpleQueue()  # the first one counts
+        self._held: HeldPop | None = None
+        self._is_woken = False
+
+    def hold(self, pop: PopService, request: PopRequest, wait_ms: int) -> None:
+        """Let the pop wait. It may be woken before."""
+        self._held = pop.hold(request, wait_ms, self.results.put)
+        if self._is_woken:
+            self.wake()
+
+    def wake(self) -> None:
+        """Return without messages, unless some were delivered before."""
+        self._is_woken = True
+        if self._held is not None:
+            self._held.cancel()
+            self.results.put(PopResult(()))
+
+
+@dataclass(eq=False)
+class _PopMember:
+    """One member of a group."""
+
+    owner: EmbeddedPop
+    spec: ConsumerSpec
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.owner.leave(self)
+
+
+class EmbeddedPop(PopConsumers):
+    """POP of this process, over the engine. On a virtual clock nothing waits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._members: dict[str, list[_PopMember]] = {}
+        self._receives: dict[str, set[_Receive]] = {}
+
+    # --- members -------------------------------------------------------------------------------
+
+    def join(self, spec: ConsumerSpec) -> Registration:
+        self._engine.lifecycle.check()
+        if spec.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            raise UnsupportedError(
+                f"group {spec.group!r} cannot start at a time by POP; start it at the first or the last message, then "
+                f"move it: mqtemplate offsets reset {spec.group} TOPIC --to TIME"
+            )
+        if self._engine.groups.local.has_members(spec.group):
+            raise ListenerError(
+                f"group {spec.group!r} has a member in this process that pulls; the members of a group have one "
+                "request mode, since both would handle each message. Give the second listener a group of its own"
+            )
+        member = _PopMember(self, spec)
+        with self._lock:
+            members = self._members.setdefault(spec.group, [])
+            for other in members:
+                check_same_group(other.spec, spec)
+            members.append(member)
+        for topic in spec.subscriptions:
+            self._engine.routes.queues(topic)  # creates it
+        return member
+
+    def leave(self, member: _PopMember) -> None:
+        """Remove a member. Deliveries that were to be renewed are visible soon if it was the last one."""
+        group = member.spec.group
+        with self._lock:
+            members = self._members.get(group, [])
+            if member not in members:
+                return
+            members.remove(member)
+            is_last = not members
+            if is_last:
+                del self._members[group]
+        if is_last and self._engine.lifecycle.is_open:
+            self._engine.pop.end_session(_session_of(group))
+
+    def specs(self, group: str) -> list[ConsumerSpec]:
+        """Return the settings of each member of a group."""
+        with self._lock:
+            return [member.spec for member in self._members.get(group, ())]
+
+    def groups(self) -> list[str]:
+        """Return the groups that have members."""
+        with self._lock:
+            return list(self._members)
+
+    # --- messages ------------------------------------------------------------------------------
+
+    def receive(
+        self,
+        group: str,
+        topic: str,
+        max_count: int,
+        invisible_ms: int,
+        wait_ms: int,
+        selector: Selector | None,
+        *,
+        is_ordered: bool = False,
+        attempt_id: str = "",
+        auto_renew: bool = False,
+    ) -> list[ReceivedMessage]:
+        specs = self.specs(group)
+        if not specs:
+            raise BrokerClosedError(f"group {group!r} has no member that receives by POP; join it first")
+        request = PopRequest(
+            group=group,
+            topic=topic,
+            max_count=max_count,
+            invisible_ms=invisible_ms,
+            selector=None if selector is None or selector.selects_all else selector,
+            is_ordered=is_ordered,
+            attempt_id=attempt_id,
+            from_last=specs[0].consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
+            max_attempts=specs[0].max_reconsume_times + 1,
+            session=_session_of(group) if auto_renew else "",
+        )
+        return [self._received(popped) for popped in self._pop(request, wait_ms).messages]
+
+    def _pop(self, request: PopRequest, wait_ms: int) -> PopResult:
+        pop, group = self._engine.pop, request.group
+        if self._engine.clock.is_virtual or wait_ms <= 0:
+            return pop.pop(request)
+        receive = _Receive()
+        with self._lock:
+            self._receives.setdefault(group, set()).add(receive)
+        try:
+            receive.hold(pop, request, wait_ms)
+            return receive.results.get()
+        finally:
+            with self._lock:
+                self._receives[group].discard(receive)
+
+    def _received(self, popped: PoppedMessage) -> ReceivedMessage:
+        engine = self._engine
+        message = to_message_ext(popped.record, engine.name, engine.settings.max_body_bytes())
+        if popped.handle.topic_type != NORMAL_TOPIC:
+            message.topic = message.properties.get(Property.RETRY_TOPIC, message.topic)
+        message.reconsume_times = popped.attempt - 1
+        return ReceivedMessage(message, popped.handle.text, popped.attempt)
+
+    def wake(self, group: str) -> None:
+        with self._lock:
+            receives = list(self._receives.get(group, ()))
+        for receive in receives:
+            receive.wake()
+
+    def wake_all(self) -> None:
+        """Let all calls of `receive` return, since the broker is closed."""
+        for group in list(self._receives):
+            self.wake(group)
+
+    def ack(self, group: str, topic: str, receipt: str) -> None:
+        durable = self._durable()
+        if not self._engine.pop.ack(group, topic, ReceiptHandle.parse(receipt), durable.put):
+            raise _delivered_again(group, topic)
+        self._wait_until(durable)
+
+    def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
+        durable, handle = self._durable(), ReceiptHandle.parse(receipt)
+        changed = self._engine.pop.change_invisible(group, topic, handle, invisible_ms, durable.put, counts=counts)
+        if changed is None:
+            raise _delivered_again(group, topic)
+        self._wait_until(durable)
+        return changed.text
+
+    def dead_letter(
+        self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None
+    ) -> None:
+        # The message stays invisible until its copy is stored. So nobody else has it, and nothing is copied twice.
+        receipt = self.change_invisible(group, topic, received.receipt, _COPY_MS)
+        spec = ConsumerSpec(group=group, subscriptions={})
+        self._engine.sends.send_back(sent_back_message(spec, received.message, _TO_DEAD_LETTERS, None, properties))
+        self.ack(group, topic, receipt)
+
+    def _durable(self) -> SimpleQueue[Exception | None]:
+        return SimpleQueue()
+
+    def _wait_until(self, durable: SimpleQueue[Exception | None]) -> None:
+        """Wait until a change is durable. On a virtual clock the services make it durable later."""
+        try:
+            error = durable.get(not self._engine.clock.is_virtual, _FLUSH_S)
+        except Empty:
+            if self._engine.clock.is_virtual:
+                return
+            raise BrokerError(
+                f"the change of a delivery is made, but was not flushed within {_FLUSH_S} s; see whether the disk is "
+                "slow, and repeat the call: a repetition has no further effect"
+            ) from None
+        if error is not None:
+            raise error
+
+
+def _session_of(group: str) -> str:
+    return f"embedded:{group}"
+
+
+def _delivered_again(group: str, topic: str) -> InvalidReceiptHandleError:
+    return InvalidReceiptHandleError(
+        f"a message of topic {topic!r} was delivered to group {group!r} again, since its invisible time was over; the "
+        "newer delivery counts. Give the listener a longer invisible_duration, or call message.extend in time"
+    )
 
 
 class EmbeddedAdmin(BrokerAdmin):
@@ -167,8 +403,9 @@ class EmbeddedAdmin(BrokerAdmin):
     this process.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, pop: EmbeddedPop) -> None:
         self._engine = engine
+        self._pop = pop
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -211,18 +448,22 @@ class EmbeddedAdmin(BrokerAdmin):
         engine.groups.forget_topic(topic)
 
     def groups_of(self, topic: str) -> list[str]:
-        members = self._engine.groups.local.members
         subscribed = {
-            name for name in self.group_names() if any(topic in spec.subscriptions for _, spec in members(name))
+            name for name in self.group_names() if any(topic in spec.subscriptions for _, spec in self._members(name))
         }
         committed = {name for name in self._engine.offsets.groups_of(topic) if not is_system_group(name)}
         return sorted(subscribed | committed)
 
     # --- groups --------------------------------------------------------------------------------
 
+    def _members(self, group: str) -> list[tuple[str, ConsumerSpec]]:
+        """Return id and settings of each member of a group in this process."""
+        by_pop = [(f"POP@{number:06d}", spec) for number, spec in enumerate(self._pop.specs(group), 1)]
+        return [*self._engine.groups.local.members(group), *by_pop]
+
     def group_names(self) -> list[str]:
         engine = self._engine
-        names = engine.offsets.groups() | set(engine.groups.local.names()) | self._named_by_topics()
+        names = engine.offsets.groups() | {*engine.groups.local.names(), *self._pop.groups()} | self._named_by_topics()
         names |= set(_stored_groups(self._engine.store.store_files))
         return sorted(name for name in names if not is_system_group(name))
 
@@ -242,7 +483,7 @@ class EmbeddedAdmin(BrokerAdmin):
         return [self._group(name) for name in self.group_names()]
 
     def _group(self, name: str) -> GroupInfo:
-        specs = self._engine.groups.local.members(name)
+        specs = self._members(name)
         subscriptions = {topic: selector for _, spec in specs for topic, selector in spec.subscriptions.items()}
         return GroupInfo(
             name,
@@ -280,7 +521,7 @@ class EmbeddedAdmin(BrokerAdmin):
 
     def forget_group(self, group: str) -> None:
         groups = self._engine.groups
-        if groups.local.has_members(group) or groups.has_remote_members(group):
+        if self._members(group) or groups.has_remote_members(group):
             raise _has_members(group)
         groups.forget(group)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from mqtemplate.engine.pop.holds import HeldPops, HoldKey
+from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop_queue import MAX_WAITING, Delivery, PopQueue, Waiting
 from mqtemplate.engine.pop.progress import PopProgress, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle, retry_topic_v1
@@ -194,32 +195,15 @@ class Deliverer:
         return PoppedMessage(record, handle, record.reconsume_times + earlier + 1)
 
 
-class StoredCopy(Protocol):
-    """A copy of a message that was stored; `MessageStore.confirm_async` makes it durable."""
+class MakeDeadLetter(Protocol):
+    """Function that creates a dead letter."""
 
-    @property
-    def end(self) -> int:
-        """Physical offset after it."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Topics whose readers are notified then."""
-
-
-class _RetryCopy(NamedTuple):
-    end: int
-    topics: tuple[str, ...]
-
-
-class StoreDeadLetter(Protocol):
-    """Function that stores a dead letter."""
-
-    def __call__(self, record: StoredRecord, group: str) -> StoredCopy:
-        """Copy a record to the dead-letter topic of *group*.
+    def __call__(self, record: StoredRecord, group: str) -> RecordDraft:
+        """Return the copy of a record for the dead-letter topic of *group*, which exists then.
 
         Raises:
             MessageError: The copy is not a valid message.
-            StoreError: It was not stored.
+            StoreError: The topic cannot be created.
         """
 
 
@@ -267,18 +251,20 @@ class Reviver:
         self,
         store: MessageStore,
         progress: PopProgress,
+        journal: PopJournal,
         reader: RecordReader,
         holds: HeldPops,
         create_topic: Callable[[str, int], None],
-        dead_letter: StoreDeadLetter,
+        make_dead_letter: MakeDeadLetter,
         log: LimitedLog,
     ) -> None:
         self._store = store
         self._progress = progress
+        self._journal = journal
         self._reader = reader
         self._holds = holds
         self._create_topic = create_topic
-        self._dead_letter = dead_letter
+        self._make_dead_letter = make_dead_letter
         self._log = log
         self._expired = store.metrics.counter("pop.expired")
         self._dead_lettered = store.metrics.counter("pop.dead_lettered")
@@ -289,51 +275,59 @@ class Reviver:
         tracked = self._progress.take_due(now_ms)
         if tracked is None:
             return self._progress.next_due_ms()
-        copies: list[StoredCopy] = []
+        topics: set[str] = set()
+        end = 0
         with tracked.lock:
             state = tracked.state
             if self._progress.is_forgotten(tracked):
                 state.reset(state.base)
             due = state.take_due(now_ms, _MAX_PER_STEP)
             for queue_offset, delivery in due:
-                self._end(tracked, queue_offset, delivery, now_ms, copies)
+                try:
+                    if delivery.group is not None and delivery.attempts < state.max_attempts:
+                        state.wait_again(queue_offset)
+                    elif (draft := self._copy(tracked, queue_offset, delivery)) is None:
+                        state.done([queue_offset])
+                    else:
+                        end = self.append(tracked, queue_offset, draft)
+                        topics.add(draft.topic)
+                except (StoreError, MessageError) as exc:
+                    self._delay(tracked, queue_offset, now_ms, exc)
+                else:
+                    self._count(tracked, delivery)
             self._progress.settle(tracked)
-        for copy in copies:  # without the lock: it may call functions of others
-            self._store.confirm_async(copy.end, copy.topics)
+        if topics:  # without the lock: it may call functions of others
+            self._store.confirm_async(end, topics)
         if due:
             self._holds.changed(HoldKey(tracked.key.group, tracked.key.topic))
         return now_ms
 
-    def _end(
-        self, tracked: TrackedQueue, queue_offset: int, delivery: Delivery, now_ms: int, copies: list[StoredCopy]
-    ) -> None:
-        state, (group, topic, queue_id) = tracked.state, tracked.key
-        is_exhausted = delivery.attempts >= state.max_attempts
-        if delivery.group is not None and not is_exhausted:
-            state.wait_again(queue_offset)
-            self._count(tracked, delivery)
-            return
-        record = self._reader.record(topic, queue_id, queue_offset, None)
-        try:
-            if record is not None:
-                copies.append(self._copy(record, group, topic, delivery, state.max_attempts))
-        except (StoreError, MessageError) as exc:
-            self._log.warning("pop.revive_failed", group=group, topic=topic, queue_offset=queue_offset, reason=str(exc))
-            state.schedule(queue_offset, now_ms + _AFTER_ERROR_MS)
-            return
-        state.done([queue_offset])  # after the copy: a crash in between leads to two copies, not to none
-        self._count(tracked, delivery)
+    def append(self, tracked: TrackedQueue, queue_offset: int, copy: RecordDraft) -> int:
+        """Store the copy of a message, which is done then. Return the physical offset after the copy."""
+        end = self._journal.append_copy(copy, tracked.key, queue_offset)
+        tracked.state.done([queue_offset], is_noted=True)
+        return end
+
+    def _delay(self, tracked: TrackedQueue, queue_offset: int, now_ms: int, error: Exception) -> None:
+        group, topic, _ = tracked.key
+        self._log.warning("pop.revive_failed", group=group, topic=topic, queue_offset=queue_offset, reason=str(error))
+        tracked.state.schedule(queue_offset, now_ms + _AFTER_ERROR_MS)
 
     def _count(self, tracked: TrackedQueue, delivery: Delivery) -> None:
         if delivery.counts:
             tracked.state.expired += 1
             self._expired.add()
 
-    def _copy(self, record: StoredRecord, group: str, topic: str, delivery: Delivery, max_attempts: int) -> StoredCopy:
+    def _copy(self, tracked: TrackedQueue, queue_offset: int, delivery: Delivery) -> RecordDraft | None:
+        """Return the copy of an expired message; None if the message was deleted."""
+        group, topic, queue_id = tracked.key
+        record = self._reader.record(topic, queue_id, queue_offset, None)
+        if record is None:
+            return None
         attempts = record.reconsume_times + delivery.attempts
-        if attempts >= max_attempts:
+        if attempts >= tracked.state.max_attempts:
             self._dead_lettered.add()
-            return self._dead_letter(record, group)
+            return self._make_dead_letter(record, group)
         draft = retry_draft(record, topic, group, attempts, delivery.pop_ms)
         self._create_topic(draft.topic, 1)
-        return _RetryCopy(self._store.put(draft).end, (draft.topic,))
+        return draft

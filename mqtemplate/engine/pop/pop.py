@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, PopTarget, Reviver, StoreDeadLetter
+from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
 from mqtemplate.engine.pop.pop_queue import AckResult, Delivery
@@ -69,7 +69,7 @@ class PopService:
     All methods may be called by any thread. No lock is held while functions of others run.
 
     Args:
-        dead_letter: Stores dead letters.
+        make_dead_letter: Creates dead letters.
         create_topic: Creates a topic with a number of queues, unless it exists.
         max_in_flight: Most unacknowledged deliveries of a group in one queue; then it delivers no more from there.
         max_held: Most pops that wait.
@@ -88,7 +88,7 @@ class PopService:
         offsets: ConsumerOffsets,
         spans: QueueSpans,
         broker_name: str,
-        dead_letter: StoreDeadLetter,
+        make_dead_letter: MakeDeadLetter,
         create_topic: Callable[[str, int], None],
         journal: PopJournal,
         *,
@@ -101,7 +101,7 @@ class PopService:
         self._topics = topics
         self._spans = spans
         self._broker_name = broker_name
-        self._dead_letter = dead_letter
+        self._make_dead_letter = make_dead_letter
         self._max_in_flight = max_in_flight
         self._check_open = check_open
         self._random = random.Random(0) if store.clock.is_virtual else random.Random()
@@ -111,7 +111,9 @@ class PopService:
         self._reader = RecordReader(store, log)
         self._holds = HeldPops(store, max_held)
         self._deliverer = Deliverer(store, self._progress, self._reader, spans, broker_name, max_in_flight)
-        self._reviver = Reviver(store, self._progress, self._reader, self._holds, create_topic, dead_letter, log)
+        self._reviver = Reviver(
+            *(store, self._progress, journal, self._reader, self._holds, create_topic, make_dead_letter, log)
+        )
         self._sessions: dict[str, set[TrackedQueue]] = {}
         self._restored_sessions: set[str] = set()
         self._read_counts: tuple[object, dict[str, int]] = (None, {})
@@ -298,7 +300,8 @@ class PopService:
             when_durable: Called when the acknowledgement survives a crash; at once with ``ASYNC_FLUSH``.
 
         Returns:
-            False if there is a newer delivery of the message: nothing has changed.
+            True if the message is done, also if it was acknowledged before. False if there is a newer delivery, or the
+            time of this one is over: the message may come again.
         """
         self._check_open()
         tracked = self._of_handle(group, topic, handle)
@@ -312,7 +315,8 @@ class PopService:
                 state.ack_ahead(handle.queue_offset)
                 result = AckResult.DONE
             self._progress.settle(tracked)
-        if result not in (AckResult.DONE, AckResult.REPEATED):
+        is_known = result is AckResult.DONE or handle.expires_ms > self._clock.now_ms()
+        if result not in (AckResult.DONE, AckResult.REPEATED) or not is_known:
             return False
         if result is AckResult.DONE:
             self._acked.add()
@@ -379,7 +383,7 @@ class PopService:
         """Copy a message to the dead-letter topic of the group, and acknowledge it.
 
         Returns:
-            False if there is a newer delivery of the message, or the message was deleted.
+            False as by `ack`.
 
         Raises:
             MessageError: The copy is not a valid message.
@@ -389,17 +393,26 @@ class PopService:
         tracked = self._of_handle(group, topic, handle)
         if tracked is None:
             return False
+        end, copy = 0, None
         with tracked.lock:
             state, offset = tracked.state, handle.queue_offset
             found = state.in_flight.get(offset) or state.waiting.get(offset)
-            if found is None or found.pop_ms != handle.pop_ms:
-                return found is None and offset < state.next
-            record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
-            copy = None if record is None else self._dead_letter(record, group)
-            state.done([offset])
+            if found is None:
+                is_known = offset < state.next and handle.expires_ms > self._clock.now_ms()
+            else:
+                is_known = found.pop_ms == handle.pop_ms
+            if found is not None and is_known:
+                record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
+                if record is None:
+                    state.done([offset])
+                else:
+                    copy = self._make_dead_letter(record, group)
+                    end = self._reviver.append(tracked, offset, copy)
             self._progress.settle(tracked)
+        if not is_known:
+            return False
         if copy is not None:
-            self._store.confirm_async(copy.end, copy.topics)
+            self._store.confirm_async(end, (copy.topic,))
         if handle.is_ordered:
             self._holds.changed(HoldKey(group, topic))
         self.journal.confirm(when_durable)

@@ -274,9 +274,14 @@ class PopQueue:
         self._note(["A", queue_offset])
         self.acked_ahead = {*self.acked_ahead, queue_offset}
 
-    def done(self, queue_offsets: Sequence[int]) -> None:
-        """Note that these messages are done."""
-        self._note(["D", *queue_offsets])
+    def done(self, queue_offsets: Sequence[int], *, is_noted: bool = False) -> None:
+        """Note that these messages are done.
+
+        Args:
+            is_noted: The caller has noted the event.
+        """
+        if not is_noted:
+            self._note(["D", *queue_offsets])
         for queue_offset in queue_offsets:
             self._remove_in_flight(queue_offset)
             if self.waiting:

@@ -1,37 +1,37 @@
-"""Consume services of the two modes: messages are handled side by side, also as tasks, or each queue in its order.
+"""Consume services: of listeners that pull, side by side or each queue in its order, and of those that receive by POP.
 
 ``CONCURRENTLY`` sends a failed message back to the broker; ``ORDERLY`` retries it before the next one of its queue.
 """
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
-from mqtemplate.durations import format_ms
-from mqtemplate.errors import ListenerError
-from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.consume_service import ConsumePool, ConsumeService, ReplaceThread, RunningCall
-from mqtemplate.listener.container.loops import HandlerLoop
-from mqtemplate.listener.container.process_queue import ProcessQueue
+from mqtemplate.broker import Consumer, PopConsumers
+from mqtemplate.listener.container.consume_service import (
+    ConcurrentConsumeService,
+    ConsumeService,
+    ReplaceThread,
+    RunningCall,
+)
+from mqtemplate.listener.container.pop_deliveries import PopDeliveries, PopDelivery
+from mqtemplate.listener.container.process_queue import ProcessQueue, ProcessQueues
 from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, raise_if_not_of_handler
+from mqtemplate.listener.failures.policy import FailureSender, properties_of_dead_letter
 from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.user_code import is_interrupt
-
-_Delivery = tuple[ProcessQueue, MessageExt]
 
 _SEND_BACK_RETRY_MS = 5_000
 _COMMIT_EVERY = 32
 
 
-class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
-    """One queue of messages, from which every consume thread takes the next.
+@dataclass(eq=False, kw_only=True)
+class PullConcurrentService(ConcurrentConsumeService[ProcessQueue]):
+    """Messages of the queues that are assigned to this member, side by side.
 
     - A failed message is sent back with the delay that the failure policy decides, or to the dead letter topic. If the
       broker does not take it, it is handled here again after 5 s.
@@ -41,154 +41,40 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
     Source: RocketMQ ``client: ConsumeMessageConcurrentlyService``.
     """
 
+    consumer: Consumer
+    queues: ProcessQueues
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
 
+    def excluded(self) -> frozenset[MessageQueue]:
+        """Return the queues from which no message may be fetched now: those that are full."""
+        return self.queues.full()
+
     def accept(self, messages: Sequence[MessageExt]) -> None:
+        """Take fetched messages."""
         of, ready = self.queues.of, self._ready
         for message in messages:
             process = of(message)
             if process.add(message):
                 ready.append((process, message))
 
-    def check_hanging(self, replace_thread: ReplaceThread) -> None:
-        """Report hanging handlers, send back their messages, and replace their threads."""
-        for running in self._watchdog.hanging():
-            if not running.take_away(replace_thread):
-                continue
-            messages = [message for _, message in running.work]
-            blocked_ms, stack = self.clock.steady_ms() - running.since_ms, self._stack_of(running)
-            decisions = [self.policy.decide(message, None) for message in messages]
-            error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
-            for (process, message), decision in zip(running.work, decisions, strict=True):
-                self._finish_failed(process, message, decision, error)
-            self.failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
-
     def discard_dropped(self) -> None:
+        """Discard the messages of dropped queues, which need not be due."""
         with self._delayed_lock:
             self._delayed = [each for each in self._delayed if not each[2][0].dropped]
             heapq.heapify(self._delayed)
 
-    def run_next(self) -> bool:
-        work = self._take()
-        if not work:
-            return False
-        self.taken += 1
-        if not self._handle(work):
-            self.queues.commit()  # the listener pauses, perhaps for long
-            return False
-        self._uncommitted += len(work)
-        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._commit()
-        return True
-
-    def _commit(self) -> None:
-        self._uncommitted = 0
-        self.queues.commit()
-
-    def begin_next(self) -> RunningCall[_Delivery] | None:
-        """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
-        work = self._take()
-        if not work:
-            return None
-        running = self._watchdog.start(work, -next(self._numbers) - 1)
-        if not self.is_paused:
-            return running
-        if self._watchdog.finish(running):
-            self._ready.extendleft(work)
-        return None
-
-    def give_back(self, running: RunningCall[_Delivery]) -> None:
-        """Make a message of `begin_next` ready again that was not handled."""
-        if self._watchdog.finish(running):
-            self._ready.extendleft(running.work)
-
-    def end(self, running: RunningCall[_Delivery], failure: Failure | None) -> None:
-        """Settle a message of `begin_next`. It waits for the broker only if there is a failure."""
-        if not self._watchdog.finish(running):
-            return  # the message was sent back while the handler hung
-        [(process, message)] = running.work
-        if failure is None:
-            process.finish(message.queue_offset)
-        else:
-            self._settle_failed(list(running.work), [failure])
-        self._uncommitted += 1
-        if not self._ready or self._uncommitted >= _COMMIT_EVERY:
-            self._commit()
-
-    def _take(self) -> list[_Delivery]:
-        ready, missing = self._ready, self._take_size
-        work: list[_Delivery] = []
-        try:
-            while missing:
-                delivery = ready.popleft()
-                if not delivery[0].dropped:
-                    work.append(delivery)
-                    missing -= 1
-        except IndexError:
-            pass  # another thread took the last one
-        return work
-
-    def _handle(self, work: list[_Delivery]) -> bool:
-        """Call the handler. Return False if the listener was paused instead."""
-        running = self._watchdog.start(work)
-        if self.is_paused:
-            if self._watchdog.finish(running):
-                self._ready.extendleft(reversed(work))
-            return False
-        try:
-            if self._is_batch:
-                failures = self.invocation.handle([message for _, message in work])
-            else:
-                failure = self.invocation.handle_one(work[0][1])
-                failures = [] if failure is None else [failure]
-        except BaseException as error:
-            try:
-                failures = self._failed_around(running, [message for _, message in work], error)
-            except BaseException:
-                self._ready.extendleft(reversed(work))  # nothing is settled: they are handled again
-                raise
-        if not self._watchdog.finish(running):
-            return True  # the messages were sent back while the handler hung
-        if failures:
-            return self._settle_failed(work, failures)
-        for process, message in work:
-            process.finish(message.queue_offset)
-        return True
-
-    def _settle_failed(self, work: list[_Delivery], failures: Sequence[Failure]) -> bool:
-        """Send back the messages that failed; the others are done. Return False if the listener pauses instead."""
-        if self._pauses(failures):
-            self._ready.extendleft(reversed(work))
-            return False
-        try:
-            failed = self._send_back_failed(work, failures)
-        except BaseException:  # an error of this library, or Ctrl-C
-            for process, message in work:
-                if message.queue_offset in process:
-                    self._delay((process, message), _SEND_BACK_RETRY_MS)
-            raise
-        for process, message in work:
-            if id(message) not in failed:
-                process.finish(message.queue_offset)
-        return True
-
-    def _send_back_failed(self, work: list[_Delivery], failures: Sequence[Failure]) -> frozenset[int]:
-        """Send back the messages that failed, and then report them. Return their `id`s."""
-        processes = {id(message): process for process, message in work}
-        for failure in failures:
-            decisions = [self.policy.decide(message, failure.error) for message in failure.messages]
-            for message, decision in zip(failure.messages, decisions, strict=True):
-                process = processes[id(message)]
-                # A reassigned queue is read by its new owner. Sending back would duplicate the message.
-                if not process.dropped or process.superseded:
-                    self._finish_failed(process, message, decision, failure.error)
-            self.failures.failed(failure, decisions[0])
-        return frozenset(id(message) for failure in failures for message in failure.messages)
+    def _settled(self, count: int, *, is_pausing: bool) -> None:
+        self._uncommitted += count
+        if is_pausing or not self._ready or self._uncommitted >= _COMMIT_EVERY:  # a pause may be long
+            self._uncommitted = 0
+            self.queues.commit()
 
     def _finish_failed(
-        self, process: ProcessQueue, message: MessageExt, decision: Decision, error: BaseException | None
+        self, holder: ProcessQueue, message: MessageExt, decision: Decision, error: BaseException | None
     ) -> None:
         """Send a message back; if the broker does not take it, delay it here and handle it again."""
         if decision.next_step is not NextStep.DROPPED:
@@ -198,9 +84,14 @@ class ConcurrentConsumeService(ConsumeService[_Delivery, _Delivery]):
                 raise_if_not_of_handler(refusal)
                 self.failures.send_back_failed(message, refusal, _SEND_BACK_RETRY_MS)
                 message.reconsume_times += 1
-                self._delay((process, message), _SEND_BACK_RETRY_MS)
+                self._delay((holder, message), _SEND_BACK_RETRY_MS)
                 return
-        process.finish(message.queue_offset)
+        holder.finish(message.queue_offset)
+
+    def _not_settled(self, work: Sequence[tuple[ProcessQueue, MessageExt]]) -> None:
+        for process, message in work:
+            if message.queue_offset in process:
+                self._delay((process, message), _SEND_BACK_RETRY_MS)
 
 
 _MAX_CALLS_IN_A_ROW = 64  # handler calls for one queue before another queue is handled
@@ -223,6 +114,7 @@ class _OrderedQueue:
         self.busy = False
 
 
+@dataclass(eq=False, kw_only=True)
 class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     """Queues that are ready for a thread. The thread that takes a queue is the only one that handles it.
 
@@ -236,8 +128,12 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
     Source: RocketMQ ``client: ConsumeMessageOrderlyService``.
     """
 
+    consumer: Consumer
+    queues: ProcessQueues
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
         self._suspend_ms = self.endpoint.settings.suspend_current_queue_time_millis
         self._ordered: dict[MessageQueue, _OrderedQueue] = {}
         self._locked: set[MessageQueue] = set()
@@ -253,7 +149,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
             del self._lock_retries[queue]
-        return super().excluded().union([queue for queue in assignment if not self._may_read(queue)])
+        return self.queues.full().union([queue for queue in assignment if not self._may_read(queue)])
 
     def _drop_lost(self) -> None:
         """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
@@ -297,6 +193,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         self.consumer.unlock_soon(queue)
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
+        """Take fetched messages."""
         refused: set[MessageQueue] = set()
         for message in messages:
             process = self.queues.of(message)
@@ -322,7 +219,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         return min([*suspended, *self._lock_retries.values()], default=None)
 
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
-        for running in self._watchdog.hanging():
+        for running in self._watchdog.hanging(self._may_take_longer):
             blocked_ms = self.clock.steady_ms() - running.since_ms
             self.failures.blocked(running.work, blocked_ms, self._stack_of(running), "wait")
 
@@ -435,158 +332,174 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         return True
 
 
-# --- tasks of one listener -----------------------------------------------------------------------
-
-_log = get_logger("mqtemplate.listener")
-_THREADS_FOR_FAILURES = 4
-StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Failure | None]"]
-"""Function that creates the task for one message."""
-
-_Running = RunningCall[Any]
+# --- POP -----------------------------------------------------------------------------------------
 
 
-class AsyncConsumePool(ConsumePool):
-    """Tasks of one listener on the event loop of the handlers, at most *number* at a time.
+class _Order:
+    """Messages of one order that this member has. One call of the handler at a time has some of them.
 
-    A `ConsumeThreadPool` would pass each message from a consume thread to the loop and its result back. Here the loop
-    takes the messages itself. Messages that failed are sent back in threads, since that waits for the broker.
-
-    Args:
-        number: Maximum number of tasks.
-        maximum: Maximum number with those that `replace` adds.
+    Attributes:
+        taken: Number of messages that a call of the handler has.
+        has_failed: One of these failed: the waiting ones are given back, and come again after it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        work: ConcurrentConsumeService,
-        start_task: StartTask,
-        loop: HandlerLoop,
-        number: int,
-        maximum: int,
+    __slots__ = ("has_failed", "taken", "waiting")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.has_failed = False
+        self.waiting: deque[PopDelivery] = deque()
+
+
+@dataclass(eq=False, kw_only=True)
+class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
+    """Messages that were received by POP, side by side.
+
+    - A message is acknowledged when its handler returns. One that failed becomes visible to all members again after
+      the delay that the failure policy decides, or goes to the dead letter topic.
+    - ``ORDERLY``: messages with one ``hash_key`` are handled one after the other, and a batch has them in their order.
+      After a failure the others of the key are given back: the broker delivers them after the one that failed.
+
+    Args:
+        pop: The broker's part for POP.
+        on_free: Called when a handler may be free for another message.
+    """
+
+    pop: PopConsumers
+    on_free: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settings = self.endpoint.settings
+        self._is_ordered = settings.is_orderly
+        self._orders: dict[Hashable, _Order] = {}
+        self._order_lock = threading.Lock()
+        self.deliveries = PopDeliveries(settings, self.pop, self.clock, self._on_settled, self.on_free)
+
+    @property
+    def waits_to_settle(self) -> bool:
+        return True
+
+    @property
+    def order_count(self) -> int:
+        """Number of orders of which this member has messages."""
+        return len(self._orders)
+
+    def accept(self, deliveries: Sequence[PopDelivery]) -> None:
+        """Take received messages."""
+        if not self._is_ordered:
+            self._ready.extend((delivery, delivery.message) for delivery in deliveries)
+            return
+        with self._order_lock:
+            for delivery in deliveries:
+                order = self._orders.get(delivery.order)
+                if order is None:
+                    self._orders[delivery.order] = _Order()
+                    self._ready.append((delivery, delivery.message))
+                else:
+                    order.waiting.append(delivery)
+
+    def unstarted(self) -> list[PopDelivery]:
+        """Return the messages that no handler has, and forget them."""
+        found: list[PopDelivery] = []
+        with self._order_lock:
+            while self._ready:
+                try:
+                    delivery, _ = self._ready.popleft()
+                except IndexError:
+                    break  # a thread took the last one
+                found.append(delivery)
+                if self._is_ordered and (order := self._orders.get(delivery.order)) is not None and not order.taken:
+                    del self._orders[delivery.order]
+                    found += order.waiting
+            for order in self._orders.values():
+                found += order.waiting
+                order.waiting.clear()
+        return found
+
+    def abandon(self) -> int:
+        self._orders.clear()
+        return super().abandon()
+
+    def _take(self) -> list[tuple[PopDelivery, MessageExt]]:
+        if not self._is_ordered:
+            return super()._take()
+        work: list[PopDelivery] = []
+        given_back: list[PopDelivery] = []
+        with self._order_lock:
+            while self._ready and len(work) < self._take_size:
+                head, _ = self._ready.popleft()
+                order = self._orders[head.order]
+                if head.dropped:
+                    given_back += order.waiting
+                    del self._orders[head.order]
+                    continue
+                work.append(head)
+                order.taken += 1
+                while order.waiting and not order.waiting[0].dropped and len(work) < self._take_size:
+                    work.append(order.waiting.popleft())
+                    order.taken += 1
+        self.deliveries.release(given_back)
+        return [(delivery, delivery.message) for delivery in work]
+
+    def _put_back(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> None:
+        if not self._is_ordered:
+            super()._put_back(work)
+            return
+        with self._order_lock:
+            heads: dict[Hashable, PopDelivery] = {}
+            for delivery, _ in reversed(work):
+                order = self._orders[delivery.order]
+                order.taken -= 1
+                if (follower := heads.get(delivery.order)) is not None:
+                    order.waiting.appendleft(follower)
+                heads[delivery.order] = delivery
+            self._ready.extendleft((head, head.message) for head in heads.values())
+
+    def _on_settled(self, delivery: PopDelivery, is_done: bool) -> None:
+        """Let the next message of an order be handled; after a failure give the others back."""
+        given_back: list[PopDelivery] = []
+        if delivery.order is not None:
+            with self._order_lock:
+                given_back = self._end_turn(delivery, is_done)
+            self.on_free()  # there is one order less, perhaps
+        self.deliveries.release(given_back)
+
+    def _end_turn(self, delivery: PopDelivery, is_done: bool) -> list[PopDelivery]:
+        order = self._orders.get(delivery.order)
+        if order is None:
+            return []
+        order.taken -= 1
+        order.has_failed |= not is_done
+        if order.taken:
+            return []
+        if order.waiting and not order.has_failed:
+            head = order.waiting.popleft()
+            self._ready.append((head, head.message))
+            return []
+        del self._orders[delivery.order]
+        return list(order.waiting)
+
+    # --- failures ----------------------------------------------------------------------------------
+
+    def _may_take_longer(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> bool:
+        now_ms = self.clock.steady_ms()
+        return any(delivery.extended_ms > now_ms for delivery, _ in work)
+
+    def _finish_failed(
+        self, holder: PopDelivery, message: MessageExt, decision: Decision, error: BaseException | None
     ) -> None:
-        super().__init__(name, number, maximum)
-        self._work = work
-        self._start_task = start_task
-        self._handler_loop = loop
-        self._loop = loop.open()
-        self._tasks: set[asyncio.Task[Failure | None]] = set()
-        self._ending = 0  # failures that are sent back
-        self._is_scheduled = False
-        self._idle: threading.Event | None = None
-        self._threads: ThreadPoolExecutor | None = None
-
-    def after_fork(self) -> None:
-        """Handle nothing in a forked child. See `UsedByOneProcess`."""
-        self._abandoned = True
-
-    def wake(self) -> None:
-        """Let the loop take the messages that are ready."""
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            try:
-                self._handler_loop.open().call_soon_threadsafe(self._fill)
-            except ListenerError as error:  # the program has closed its loop
-                self._is_scheduled = False
-                self._fail_ready(error)
-
-    def _fail_ready(self, error: ListenerError) -> None:
-        while not self._abandoned and (running := self._work.begin_next()) is not None:
-            self._settle(running, Failure((running.work[0][1],), error))
-
-    def supervise(self) -> bool:
-        """Return False: a task that ends takes the next message at once."""
-        return False
-
-    def add_worker(self) -> None:
-        self.wake()
-
-    def resize(self, number: int, maximum: int) -> None:
-        """Change the number of tasks. Tasks above it finish their messages, and none starts until fewer run."""
-        with self._lock:
-            self._number, self._maximum = number, max(number, maximum)
-        self.wake()
-
-    def finish(self, timeout_s: float) -> int:
-        if timeout_s > 0 and not self._loop.is_closed():
-            self._idle = threading.Event()
-            self._loop.call_soon_threadsafe(self._fill)
-            self._idle.wait(timeout_s)
-        return len(self._tasks) + self._ending
-
-    def abandon(self) -> None:
-        self._abandoned = True
-        if self._tasks:
-            self._handler_loop.running.add(self)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False)
-
-    def cancel(self) -> None:
-        """Cancel the tasks that still run. The loop of the handlers calls it at its end."""
-        if not self._loop.is_closed():
-            for task in tuple(self._tasks):
-                self._loop.call_soon_threadsafe(task.cancel)
-
-    # --- on the loop -------------------------------------------------------------------------------
-
-    def _fill(self) -> None:
-        self._is_scheduled = False
-        while not self._abandoned and len(self._tasks) < self._number + self._hanging:
-            running = self._work.begin_next()
-            if running is None:
-                break
-            try:
-                task = self._start_task(running.work[0][1], self._loop)
-            except BaseException as error:  # of what is around the handler, such as a trace
-                if is_interrupt(error):
-                    self._work.give_back(running)
-                    raise
-                self._end_failed(running, Failure((running.work[0][1],), error))
-                continue
-            running.task = task
-            self._tasks.add(task)
-            task.add_done_callback(lambda task, running=running: self._done(task, running))  # type: ignore[misc]
-        if self._idle is not None and not self._tasks and not self._ending and not self._work.ready_count:
-            self._idle.set()
-
-    def _done(self, task: asyncio.Task[Failure | None], running: _Running) -> None:
-        self._tasks.discard(task)
-        message = running.work[0][1]
-        if task.cancelled():
-            failure: Failure | None = Failure((message,), asyncio.CancelledError())
-        elif (error := task.exception()) is None:
-            failure = task.result()
-        elif is_interrupt(error):  # Ctrl-C ends the loop, and nothing of it is the message's fault
-            self._work.give_back(running)
-            return
-        else:  # something around the handler raised it
-            failure = Failure((message,), error)
-        if failure is None:
-            self._settle(running, None)
-        elif not self._abandoned:
-            self._end_failed(running, failure)
-        self._fill()
-
-    def _end_failed(self, running: _Running, failure: Failure) -> None:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(_THREADS_FOR_FAILURES, f"{self._name}-failures")
         try:
-            settling = self._loop.run_in_executor(self._threads, self._settle, running, failure)
-        except RuntimeError:  # no thread can be started
-            self._settle(running, failure)
-            return
-        self._ending += 1
-        settling.add_done_callback(self._settled)
+            if decision.next_step is NextStep.DEAD_LETTER:
+                now_ms = self.clock.now_ms()
+                properties = properties_of_dead_letter(self.endpoint.id, message, error, now_ms)
+                self.deliveries.send_to_dead_letters(holder, properties)
+            else:
+                self.deliveries.hide(holder, decision.delay_ms)
+        except BaseException as refusal:
+            raise_if_not_of_handler(refusal)
+            self.failures.send_back_failed(message, refusal, self.deliveries.left_ms(holder))
 
-    def _settle(self, running: _Running, failure: Failure | None) -> None:
-        try:
-            self._work.end(running, failure)
-        except BaseException as error:
-            # What handlers raise is in the failure. This comes from a broker that cannot be reached.
-            if is_interrupt(error):
-                raise
-            _log.exception("listener.worker_failed", worker=self._name)
-
-    def _settled(self, _: asyncio.Future[None]) -> None:
-        self._ending -= 1
-        self._fill()
+    def _not_settled(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> None:
+        for delivery, _ in work:
+            self.deliveries.let_expire(delivery)

@@ -1,4 +1,4 @@
-"""Consume service: base of the two ways in which fetched messages are handled, its watchdog, and its consume threads.
+"""Consume service: base of the ways in which fetched messages are handled, its watchdog, and its consume threads.
 
 Source: RocketMQ ``client: ConsumeMessageService``.
 """
@@ -13,24 +13,22 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from mqtemplate.broker import Consumer
 from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
+from mqtemplate.durations import format_ms
 from mqtemplate.event_log import get_logger
-from mqtemplate.listener.container.process_queue import ProcessQueues
-from mqtemplate.listener.failures.failure import Failure, is_kind, raise_if_not_of_handler
-from mqtemplate.listener.failures.failure_log import FailureLog
-from mqtemplate.listener.failures.policy import FailurePolicy, FailureSender
+from mqtemplate.listener.container.loops import ConsumePool
+from mqtemplate.listener.failures.failure import Decision, Failure, is_kind, raise_if_not_of_handler
+from mqtemplate.listener.failures.failure_log import FailureLog, stack_of_task
+from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
-from mqtemplate.message import MessageExt, MessageQueue
-from mqtemplate.processes import call_after_fork
+from mqtemplate.message import MessageExt
 from mqtemplate.user_code import error_text, safe_text
 
 if TYPE_CHECKING:
@@ -80,21 +78,9 @@ class RunningCall(Generic[_Work]):
     def stack(self) -> str:
         """Return the current stack of its thread, or of its task."""
         if self.task is not None:
-            return "".join(line for frame in _frames(self.task) for line in traceback.format_stack(frame, 1))
+            return stack_of_task(self.task)
         frame = sys._current_frames().get(self.thread_id)
         return "".join(traceback.format_stack(frame)) if frame else ""
-
-
-def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of the coroutines that a task awaits, the outermost first; the task itself knows only that."""
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        prefix = next((name for name in ("cr", "gi", "ag") if hasattr(awaited, f"{name}_frame")), None)
-        if prefix is None:
-            return
-        if (frame := getattr(awaited, f"{prefix}_frame")) is not None:
-            yield frame
-        awaited = getattr(awaited, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
 
 
 class Watchdog(Generic[_Work]):
@@ -136,13 +122,14 @@ class Watchdog(Generic[_Work]):
         """Number of handlers that were found to hang and have not returned."""
         return len(self._hanging)
 
-    def hanging(self) -> list[RunningCall[_Work]]:
+    def hanging(self, may_take_longer: Callable[[Sequence[_Work]], bool]) -> list[RunningCall[_Work]]:
         """Return the handlers that hang. Each one is returned once."""
         latest = self._now_ms() - self._timeout_ms
-        late = [running for running in list(self._running.values()) if running.since_ms < latest]
-        for running in late:
-            self._running.pop(running.thread_id, None)
-            self._hanging.add(running)
+        running = list(self._running.values())
+        late = [each for each in running if each.since_ms < latest and not may_take_longer(each.work)]
+        for each in late:
+            self._running.pop(each.thread_id, None)
+            self._hanging.add(each)
         return late
 
     def abandon(self) -> int:
@@ -159,8 +146,7 @@ _Item = TypeVar("_Item")
 class ConsumeService(ABC, Generic[_Item, _Work]):
     """Items that are ready for a consume thread, and items that are delayed before they are ready again.
 
-    The polling thread calls `excluded`, `accept`, `next_due`, `release_due` and `check_hanging`. Consume threads
-    call `run_next`.
+    The polling thread calls `next_due`, `release_due` and `check_hanging`. Consume threads call `run_next`.
 
     Args:
         on_earlier_due: Called when `next_due` may have become earlier.
@@ -174,8 +160,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     """
 
     endpoint: Endpoint
-    consumer: Consumer
-    queues: ProcessQueues
     invocation: HandlerInvocation
     policy: FailurePolicy
     failures: FailureLog
@@ -187,7 +171,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         self._is_batch = self.endpoint.plan.is_batch
         # Single messages one at a time: else a thread could not stop between two of them when the listener is paused.
         self._take_size = self.endpoint.take_size if self._is_batch else 1
-        self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
         self._watchdog: Watchdog[_Work] = Watchdog(self.endpoint.settings.consume_timeout_ms, self.clock)
         self._ready: deque[_Item] = deque()
         self._delayed: list[tuple[int, int, _Item]] = []  # a heap: due time, number, item
@@ -207,14 +190,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         """Number of calls of the handler that run longer than ``consume_timeout``."""
         return self._watchdog.hanging_count
 
-    def excluded(self) -> frozenset[MessageQueue]:
-        """Return the queues from which no message may be fetched now: those that are full."""
-        return self.queues.full()
-
-    @abstractmethod
-    def accept(self, messages: Sequence[MessageExt]) -> None:
-        """Take fetched messages."""
-
     @abstractmethod
     def check_hanging(self, replace_thread: ReplaceThread) -> None:
         """Report hanging handlers."""
@@ -222,10 +197,6 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     @abstractmethod
     def run_next(self) -> bool:
         """Handle the next item. Return False if none is ready."""
-
-    @abstractmethod
-    def discard_dropped(self) -> None:
-        """Discard the items of dropped queues, which need not be due."""
 
     def next_due(self) -> int | None:
         """Return when the next delayed item becomes ready; None if no item is delayed."""
@@ -257,6 +228,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
             self._watchdog.finish(running)
             raise
         return [Failure(messages, error)]
+
+    def _may_take_longer(self, work: Sequence[_Work]) -> bool:
+        """Return True if the handler of some work has asked for more time than ``consume_timeout``."""
+        return False
 
     def _pauses(self, failures: Sequence[Failure]) -> bool:
         """Pause the listener if one of the failures requests it. Return True then: no message counts as handled."""
@@ -291,82 +266,177 @@ def _pause_ms(error: PauseListener) -> int | None:
     return duration_ms if isinstance(duration_ms, int) else None
 
 
+class Holder(Protocol):
+    """Holder of a fetched message until it is finished: its process queue, or its delivery by POP.
+
+    Attributes:
+        dropped: Another member may have the message: it is not handled here any more.
+        superseded: Dropped, since the listener continues at another position. A failed message is still sent back.
+    """
+
+    dropped: bool
+    superseded: bool
+
+    def finish(self, queue_offset: int) -> None:
+        """Note that a message is handled or sent back."""
+
+
+_Holder = TypeVar("_Holder", bound=Holder)
+
+
+@dataclass(eq=False, kw_only=True)
+class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[_Holder, MessageExt]]):
+    """One queue of messages, from which every consume thread takes the next. Base of the services that do so."""
+
+    def check_hanging(self, replace_thread: ReplaceThread) -> None:
+        """Report hanging handlers, send back their messages, and replace their threads."""
+        for running in self._watchdog.hanging(self._may_take_longer):
+            if not running.take_away(replace_thread):
+                continue
+            messages = [message for _, message in running.work]
+            blocked_ms, stack = self.clock.steady_ms() - running.since_ms, self._stack_of(running)
+            decisions = [self.policy.decide(message, None) for message in messages]
+            error = TimeoutError(f"the handler has not returned after {format_ms(blocked_ms)}")
+            for (holder, message), decision in zip(running.work, decisions, strict=True):
+                self._finish_failed(holder, message, decision, error)
+            self.failures.blocked(messages, blocked_ms, stack, decisions[0].next_step.value)
+
+    def run_next(self) -> bool:
+        work = self._take()
+        if not work:
+            return False
+        self.taken += 1
+        is_handled = self._handle(work)
+        self._settled(len(work), is_pausing=not is_handled)
+        return is_handled
+
+    def begin_next(self) -> RunningCall[tuple[_Holder, MessageExt]] | None:
+        """Take the next message, for a task on an event loop. Return None if none is ready, or the listener pauses."""
+        work = self._take()
+        if not work:
+            return None
+        running = self._watchdog.start(work, -next(self._numbers) - 1)
+        if not self.is_paused:
+            return running
+        if self._watchdog.finish(running):
+            self._put_back(work)
+        return None
+
+    def give_back(self, running: RunningCall[tuple[_Holder, MessageExt]]) -> None:
+        """Make a message of `begin_next` ready again that was not handled."""
+        if self._watchdog.finish(running):
+            self._put_back(running.work)
+
+    def end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
+        """Settle a message of `begin_next`. It may wait for the broker; see `waits_to_settle`."""
+        if not self._watchdog.finish(running):
+            return  # the message was sent back while the handler hung
+        if failure is None:
+            [(holder, message)] = running.work
+            holder.finish(message.queue_offset)
+            is_pausing = False
+        else:
+            is_pausing = not self._settle_failed(running.work, [failure])
+        self._settled(1, is_pausing=is_pausing)
+
+    def _take(self) -> list[tuple[_Holder, MessageExt]]:
+        ready, missing = self._ready, self._take_size
+        work: list[tuple[_Holder, MessageExt]] = []
+        try:
+            while missing:
+                delivery = ready.popleft()
+                if not delivery[0].dropped:
+                    work.append(delivery)
+                    missing -= 1
+        except IndexError:
+            pass  # another thread took the last one
+        return work
+
+    def _put_back(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
+        """Make messages of `_take` ready again that are not settled, before the others."""
+        self._ready.extendleft(reversed(work))
+
+    def _handle(self, work: list[tuple[_Holder, MessageExt]]) -> bool:
+        """Call the handler. Return False if the listener was paused instead."""
+        running = self._watchdog.start(work)
+        if self.is_paused:
+            if self._watchdog.finish(running):
+                self._put_back(work)
+            return False
+        try:
+            if self._is_batch:
+                failures = self.invocation.handle([message for _, message in work])
+            else:
+                failure = self.invocation.handle_one(work[0][1])
+                failures = [] if failure is None else [failure]
+        except BaseException as error:
+            try:
+                failures = self._failed_around(running, [message for _, message in work], error)
+            except BaseException:
+                self._put_back(work)  # nothing is settled: they are handled again
+                raise
+        if not self._watchdog.finish(running):
+            return True  # the messages were sent back while the handler hung
+        if failures:
+            return self._settle_failed(work, failures)
+        for holder, message in work:
+            holder.finish(message.queue_offset)
+        return True
+
+    def _settle_failed(self, work: Sequence[tuple[_Holder, MessageExt]], failures: Sequence[Failure]) -> bool:
+        """Send back the messages that failed; the others are done. Return False if the listener pauses instead."""
+        if self._pauses(failures):
+            self._put_back(work)
+            return False
+        try:
+            failed = self._send_back_failed(work, failures)
+        except BaseException:  # an error of this library, or Ctrl-C
+            self._not_settled(work)
+            raise
+        for holder, message in work:
+            if id(message) not in failed:
+                holder.finish(message.queue_offset)
+        return True
+
+    def _send_back_failed(
+        self, work: Sequence[tuple[_Holder, MessageExt]], failures: Sequence[Failure]
+    ) -> frozenset[int]:
+        """Send back the messages that failed, and then report them. Return their `id`s."""
+        holders = {id(message): holder for holder, message in work}
+        for failure in failures:
+            decisions = [self.policy.decide(message, failure.error) for message in failure.messages]
+            for message, decision in zip(failure.messages, decisions, strict=True):
+                holder = holders[id(message)]
+                # A reassigned queue is read by its new owner. Sending back would duplicate the message.
+                if not holder.dropped or holder.superseded:
+                    self._finish_failed(holder, message, decision, failure.error)
+            self.failures.failed(failure, decisions[0])
+        return frozenset(id(message) for failure in failures for message in failure.messages)
+
+    @property
+    def waits_to_settle(self) -> bool:
+        """True if `end` waits for the broker also without a failure."""
+        return False
+
+    @abstractmethod
+    def _finish_failed(
+        self, holder: _Holder, message: MessageExt, decision: Decision, error: BaseException | None
+    ) -> None:
+        """Send a message that failed back to the broker."""
+
+    @abstractmethod
+    def _not_settled(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
+        """Note that an error of this library, or Ctrl-C, has ended the settling of messages."""
+
+    def _settled(self, count: int, *, is_pausing: bool) -> None:
+        """Note that this many messages are settled, or that the listener pauses."""
+
+
 # --- consume threads -----------------------------------------------------------------------------
 
 _log = get_logger("mqtemplate.listener")
 _TICK_S = 0.001
 _BUSY_PROCESS = 0.7  # of one core
-
-
-class ConsumePool(ABC):
-    """Workers of one listener, threads or tasks: at most *number* at a time, and more in place of hanging ones.
-
-    Args:
-        number: Maximum number of workers.
-        maximum: Maximum number with those that `replace` adds.
-    """
-
-    def __init__(self, name: str, number: int, maximum: int) -> None:
-        self._name = name
-        self._number = number
-        self._maximum = max(number, maximum)
-        self._lock = threading.Lock()
-        self._hanging = 0
-        self._abandoned = False
-        call_after_fork(self)
-
-    @abstractmethod
-    def after_fork(self) -> None:
-        """Handle no further message in a forked child. See `UsedByOneProcess`."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Let a worker take the work that is ready."""
-
-    @abstractmethod
-    def supervise(self) -> bool:
-        """Let more workers take work if it stays ready. Return True to be called again in about a millisecond."""
-
-    @abstractmethod
-    def resize(self, number: int, maximum: int) -> None:
-        """Change the number of workers. Workers above it finish their work; none is interrupted."""
-
-    @abstractmethod
-    def finish(self, timeout_s: float) -> int:
-        """Wait until no work is ready and no worker runs, at most *timeout_s*. Return how many still run."""
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Let the workers that still run end after their handlers."""
-
-    @abstractmethod
-    def add_worker(self) -> None:
-        """Start one more worker, if there may be more and work is ready.
-
-        Raises:
-            RuntimeError: No thread can be started.
-        """
-
-    def replace(self) -> Callable[[], None] | None:
-        """Start a worker in place of a hanging one; None if there are *maximum*.
-
-        Returns:
-            A function for the hanging worker to call when it is back; then one worker ends.
-        """
-        with self._lock:
-            if self._number + self._hanging >= self._maximum:
-                return None
-            self._hanging += 1
-        try:
-            self.add_worker()
-        except RuntimeError:  # no thread can be started; the message is taken away from the hanging one all the same
-            self._end_replacement()
-            return None
-        return self._end_replacement
-
-    def _end_replacement(self) -> None:
-        with self._lock:
-            self._hanging = max(0, self._hanging - 1)
 
 
 class ConsumeThreadPool(ConsumePool):

@@ -20,6 +20,7 @@ from mqtemplate.futures import running_loop
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
 from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms
+from mqtemplate.listener.container.request_modes import PopMembership, PullMembership
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler.invoke import HandlerInvocation, Observer, around, listener_info, uses_loop
@@ -98,7 +99,13 @@ class ListenerContainer:
     @property
     def in_flight(self) -> int:
         """Number of messages that were fetched and are not finished; 0 before the first start."""
-        return 0 if self.member is None else self.member.queues.in_flight
+        return 0 if self.member is None else self.member.in_flight
+
+    @property
+    def renewals(self) -> tuple[int, int]:
+        """By POP: numbers of renewed invisible times, and of those that were over too early, since the last start."""
+        member = self.member
+        return (member.deliveries.renewed, member.deliveries.expired) if isinstance(member, PopMembership) else (0, 0)
 
     @property
     def hanging_count(self) -> int:
@@ -112,10 +119,7 @@ class ListenerContainer:
 
     def positions(self) -> dict[MessageQueue, int | None]:
         """Return the committed offset of each queue that is assigned to this member; None before the first commit."""
-        if self.member is None or not self.member.is_running:
-            return {}
-        consumer = self.member.consumer
-        return {queue: consumer.committed(queue) for queue in consumer.assignment()}
+        return self.member.positions() if self.member is not None and self.member.is_running else {}
 
     # --- start and stop ----------------------------------------------------------------------------
 
@@ -133,7 +137,8 @@ class ListenerContainer:
                 raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
             if self.endpoint.settings.topic_patterns:
                 self._find_topics()
-            self.member = member = Membership(
+            kind = PopMembership if self.endpoint.settings.is_pop else PullMembership
+            self.member = member = kind(
                 self.endpoint,
                 self.broker,
                 self._make_invocation(),
@@ -150,6 +155,7 @@ class ListenerContainer:
             topics=list(settings.topics),
             selector=settings.selector.expression,
             mode=settings.consume_mode.value,
+            request_mode=settings.request_mode.value,
             retry=policy.describe(),
         )
         if (replaced := policy.replaced_delays()) is not None:
@@ -325,7 +331,7 @@ class ListenerContainer:
         member = self.member
         if member is None or not member.is_running:
             raise ListenerError(f"{self.name} is not running; start it first")
-        member.run_when_polling(lambda: move(member.repositioning))
+        member.reposition(move)
 
     # --- on a virtual clock ------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Event loops for ``async def`` handlers: one loop for all listeners of an application."""
+"""Event loops for ``async def`` handlers: one loop for all listeners of an application, and the tasks of a listener."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from mqtemplate.errors import EventLoopBlockedError, ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import handler_loops, running_loop
-from mqtemplate.listener.failures.failure import raise_if_not_of_handler
+from mqtemplate.listener.failures.failure import Failure, raise_if_not_of_handler
+from mqtemplate.message import MessageExt
+from mqtemplate.processes import call_after_fork
+from mqtemplate.user_code import is_interrupt
 
 
 class Cancellable(Protocol):
@@ -204,3 +207,247 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             return
         except BaseException:
             _log.exception("listener.task_failed", hint="a task that a handler has started raised it")
+
+
+# --- workers of one listener ---------------------------------------------------------------------
+
+
+class ReadyMessages(Protocol):
+    """Messages for tasks. See `ConcurrentConsumeService`, which has them."""
+
+    @property
+    def ready_count(self) -> int: ...
+
+    @property
+    def waits_to_settle(self) -> bool: ...
+
+    def begin_next(self) -> Any: ...
+
+    def give_back(self, running: Any) -> None: ...
+
+    def end(self, running: Any, failure: Failure | None) -> None: ...
+
+
+class ConsumePool(ABC):
+    """Workers of one listener, threads or tasks: at most *number* at a time, and more in place of hanging ones.
+
+    Args:
+        number: Maximum number of workers.
+        maximum: Maximum number with those that `replace` adds.
+    """
+
+    def __init__(self, name: str, number: int, maximum: int) -> None:
+        self._name = name
+        self._number = number
+        self._maximum = max(number, maximum)
+        self._lock = threading.Lock()
+        self._hanging = 0
+        self._abandoned = False
+        call_after_fork(self)
+
+    @abstractmethod
+    def after_fork(self) -> None:
+        """Handle no further message in a forked child. See `UsedByOneProcess`."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let a worker take the work that is ready."""
+
+    @abstractmethod
+    def supervise(self) -> bool:
+        """Let more workers take work if it stays ready. Return True to be called again in about a millisecond."""
+
+    @abstractmethod
+    def resize(self, number: int, maximum: int) -> None:
+        """Change the number of workers. Workers above it finish their work; none is interrupted."""
+
+    @abstractmethod
+    def finish(self, timeout_s: float) -> int:
+        """Wait until no work is ready and no worker runs, at most *timeout_s*. Return how many still run."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Let the workers that still run end after their handlers."""
+
+    @abstractmethod
+    def add_worker(self) -> None:
+        """Start one more worker, if there may be more and work is ready.
+
+        Raises:
+            RuntimeError: No thread can be started.
+        """
+
+    def replace(self) -> Callable[[], None] | None:
+        """Start a worker in place of a hanging one; None if there are *maximum*.
+
+        Returns:
+            A function for the hanging worker to call when it is back; then one worker ends.
+        """
+        with self._lock:
+            if self._number + self._hanging >= self._maximum:
+                return None
+            self._hanging += 1
+        try:
+            self.add_worker()
+        except RuntimeError:  # no thread can be started; the message is taken away from the hanging one all the same
+            self._end_replacement()
+            return None
+        return self._end_replacement
+
+    def _end_replacement(self) -> None:
+        with self._lock:
+            self._hanging = max(0, self._hanging - 1)
+
+
+# --- tasks on an event loop ----------------------------------------------------------------------
+
+_SETTLING_THREADS = 4
+StartTask = Callable[[MessageExt, asyncio.AbstractEventLoop], "asyncio.Task[Failure | None]"]
+"""Function that creates the task for one message."""
+
+
+class AsyncConsumePool(ConsumePool):
+    """Tasks of one listener on the event loop of the handlers, at most *number* at a time.
+
+    A `ConsumeThreadPool` would pass each message from a consume thread to the loop and its result back. Here the loop
+    takes the messages itself. Calls that wait for the broker, such as sending failed messages back, are in threads.
+
+    Args:
+        number: Maximum number of tasks.
+        maximum: Maximum number with those that `replace` adds.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: ReadyMessages,
+        start_task: StartTask,
+        loop: HandlerLoop,
+        number: int,
+        maximum: int,
+    ) -> None:
+        super().__init__(name, number, maximum)
+        self._work = work
+        self._start_task = start_task
+        self._handler_loop = loop
+        self._loop = loop.open()
+        self._tasks: set[asyncio.Task[Failure | None]] = set()
+        self._ending = 0  # messages that are settled in threads
+        self._is_scheduled = False
+        self._idle: threading.Event | None = None
+        self._threads: ThreadPoolExecutor | None = None
+
+    def after_fork(self) -> None:
+        """Handle nothing in a forked child. See `UsedByOneProcess`."""
+        self._abandoned = True
+
+    def wake(self) -> None:
+        """Let the loop take the messages that are ready."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            try:
+                self._handler_loop.open().call_soon_threadsafe(self._fill)
+            except ListenerError as error:  # the program has closed its loop
+                self._is_scheduled = False
+                self._fail_ready(error)
+
+    def _fail_ready(self, error: ListenerError) -> None:
+        while not self._abandoned and (running := self._work.begin_next()) is not None:
+            self._settle(running, Failure((running.work[0][1],), error))
+
+    def supervise(self) -> bool:
+        """Return False: a task that ends takes the next message at once."""
+        return False
+
+    def add_worker(self) -> None:
+        self.wake()
+
+    def resize(self, number: int, maximum: int) -> None:
+        """Change the number of tasks. Tasks above it finish their messages, and none starts until fewer run."""
+        with self._lock:
+            self._number, self._maximum = number, max(number, maximum)
+        self.wake()
+
+    def finish(self, timeout_s: float) -> int:
+        if timeout_s > 0 and not self._loop.is_closed():
+            self._idle = threading.Event()
+            self._loop.call_soon_threadsafe(self._fill)
+            self._idle.wait(timeout_s)
+        return len(self._tasks) + self._ending
+
+    def abandon(self) -> None:
+        self._abandoned = True
+        if self._tasks:
+            self._handler_loop.running.add(self)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+    def cancel(self) -> None:
+        """Cancel the tasks that still run. The loop of the handlers calls it at its end."""
+        if not self._loop.is_closed():
+            for task in tuple(self._tasks):
+                self._loop.call_soon_threadsafe(task.cancel)
+
+    # --- on the loop -------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        self._is_scheduled = False
+        while not self._abandoned and len(self._tasks) < self._number + self._hanging:
+            running = self._work.begin_next()
+            if running is None:
+                break
+            try:
+                task = self._start_task(running.work[0][1], self._loop)
+            except BaseException as error:  # of what is around the handler, such as a trace
+                if is_interrupt(error):
+                    self._work.give_back(running)
+                    raise
+                self._settle_in_thread(running, Failure((running.work[0][1],), error))
+                continue
+            running.task = task
+            self._tasks.add(task)
+            task.add_done_callback(lambda task, running=running: self._done(task, running))  # type: ignore[misc]
+        if self._idle is not None and not self._tasks and not self._ending and not self._work.ready_count:
+            self._idle.set()
+
+    def _done(self, task: asyncio.Task[Failure | None], running: Any) -> None:
+        self._tasks.discard(task)
+        message = running.work[0][1]
+        if task.cancelled():
+            failure: Failure | None = Failure((message,), asyncio.CancelledError())
+        elif (error := task.exception()) is None:
+            failure = task.result()
+        elif is_interrupt(error):  # Ctrl-C ends the loop, and nothing of it is the message's fault
+            self._work.give_back(running)
+            return
+        else:  # something around the handler raised it
+            failure = Failure((message,), error)
+        if failure is None and not self._work.waits_to_settle:
+            self._settle(running, None)
+        elif not self._abandoned:
+            self._settle_in_thread(running, failure)
+        self._fill()
+
+    def _settle_in_thread(self, running: Any, failure: Failure | None) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_SETTLING_THREADS, f"{self._name}-settling")
+        try:
+            settling = self._loop.run_in_executor(self._threads, self._settle, running, failure)
+        except RuntimeError:  # no thread can be started
+            self._settle(running, failure)
+            return
+        self._ending += 1
+        settling.add_done_callback(self._settled)
+
+    def _settle(self, running: Any, failure: Failure | None) -> None:
+        try:
+            self._work.end(running, failure)
+        except BaseException as error:
+            # What handlers raise is in the failure. This comes from a broker that cannot be reached.
+            if is_interrupt(error):
+                raise
+            _log.exception("listener.worker_failed", worker=self._name)
+
+    def _settled(self, _: asyncio.Future[None]) -> None:
+        self._ending -= 1
+        self._fill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,21 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import BrokerClosedError, BrokerError, CorruptRecordError, ForkedError, ListenerError
+from mqtemplate.errors import BrokerClosedError, BrokerError, ForkedError, ListenerError
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.listener.container.consume_modes import (
-    AsyncConsumePool,
-    ConcurrentConsumeService,
-    OrderlyConsumeService,
-)
-from mqtemplate.listener.container.consume_service import ConsumePool, ConsumeService, ConsumeThreadPool
-from mqtemplate.listener.container.loops import HandlerLoop
-from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
+from mqtemplate.listener.container.consume_service import ConcurrentConsumeService, ConsumeService, ConsumeThreadPool
+from mqtemplate.listener.container.loops import AsyncConsumePool, ConsumePool, HandlerLoop
+from mqtemplate.listener.container.process_queue import Repositioning
 from mqtemplate.listener.failures.failure import is_kind, raise_if_not_of_handler
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.failures.policy import FailurePolicy
 from mqtemplate.listener.handler.invoke import HandlerInvocation
 from mqtemplate.listener.handler.plan import Endpoint
+from mqtemplate.message import MessageQueue
 from mqtemplate.services import wall_time
 from mqtemplate.user_code import safe_text
 
@@ -105,7 +102,7 @@ class PollingRequests:
         return ListenerError(f"{self._name} is not running; start it first")
 
 
-class Membership:
+class Membership(ABC):
     """One member of a consumer group, and all that fetches, handles and commits for it.
 
     On a real clock one thread fetches, and a pool of workers handles. On a virtual clock there are no such threads:
@@ -117,10 +114,17 @@ class Membership:
         wake: Wakes the harness of a virtual clock.
         on_broken: Called when the state has become ``BROKEN``.
 
+    Attributes:
+        service: Handles the messages that are fetched.
+        wake_fetch: Lets a fetch that waits in another thread return now.
+
     Raises:
         ListenerError: The group has members with another subscription.
         BrokerError: The broker cannot be reached.
     """
+
+    service: ConsumeService[Any, Any]
+    wake_fetch: Callable[[], None]
 
     def __init__(
         self,
@@ -149,31 +153,58 @@ class Membership:
         self._next_poll_ms = 0
         self._resume_ms: int | None = None  # end of a pause that a middleware or handler requested
         self._drained_until = 0.0  # on the monotonic clock
-        self.consumer = broker.groups.subscribe(settings.consumer_spec(self._clock.now_ms()))
-        self.queues = ProcessQueues(self.consumer)
         self.policy = FailurePolicy(settings, broker)
-        self.service = self._make_service(failures)
-        self.repositioning = Repositioning(broker, self.consumer, self.queues, self.service.discard_dropped)
+        self._failures = failures
         self._requests = PollingRequests(f"listener {endpoint.id}")
         self._thread: threading.Thread | None = None
         self._pool: ConsumePool | None = None
         self._virtual_threads: VirtualThreads | None = None
+        self.service = self._join(broker)
 
-    def _make_service(self, failures: FailureLog) -> ConsumeService[Any, Any]:
-        kind: type[ConsumeService[Any, Any]] = (
-            OrderlyConsumeService if self.endpoint.settings.is_orderly else ConcurrentConsumeService
-        )
-        return kind(
-            endpoint=self.endpoint,
-            consumer=self.consumer,
-            queues=self.queues,
-            invocation=self.invocation,
-            policy=self.policy,
-            failures=failures,
-            clock=self._clock,
-            on_earlier_due=self.wake_polling,
-            on_pause=self._pause_until,
-        )
+    # --- by the kind of membership ------------------------------------------------------------------
+
+    @abstractmethod
+    def _join(self, broker: Broker) -> ConsumeService[Any, Any]:
+        """Join the group. Return the service that handles what is fetched."""
+
+    @property
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Number of messages that were fetched and are not finished."""
+
+    @abstractmethod
+    def positions(self) -> dict[MessageQueue, int | None]:
+        """Return the committed offset of each queue that is assigned to this member; None before the first commit."""
+
+    @abstractmethod
+    def reposition(self, move: Callable[[Repositioning], None]) -> None:
+        """Let queues continue at other offsets.
+
+        Raises:
+            ListenerError: This kind of membership has no read positions, or it has ended.
+        """
+
+    @abstractmethod
+    def _fetch(self, wait_ms: int) -> bool:
+        """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
+
+    def _give_back(self) -> None:  # noqa: B027  a pulling member keeps them
+        """Let other members have the fetched messages that no handler has, while this one handles nothing."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Store the progress, and leave the group."""
+
+    def _service_arguments(self) -> dict[str, Any]:
+        return {
+            "endpoint": self.endpoint,
+            "invocation": self.invocation,
+            "policy": self.policy,
+            "failures": self._failures,
+            "clock": self._clock,
+            "on_earlier_due": self.wake_polling,
+            "on_pause": self._pause_until,
+        }
 
     @property
     def is_running(self) -> bool:
@@ -220,13 +251,11 @@ class Membership:
     def stop(self) -> int:
         """Wait for running handlers, commit, and leave the group. Return how many messages handlers still have."""
         self._stop_threads()
+        self._give_back()
         unfinished = self.service.abandon()
         try:
-            self.queues.commit()
-        except (BrokerClosedError, ForkedError):
-            self._log.warning("listener.commit_failed", reason="the broker was closed first")
+            self._leave()
         finally:
-            self.consumer.close()
             self.state = ContainerState.STOPPED
         return unfinished
 
@@ -318,8 +347,13 @@ class Membership:
             self.service.is_paused = False
         finally:
             self._lock.release()
+        self.wake_fetch()
         if self._pool is not None:
             self._pool.wake()
+
+    def _give_back_if_paused(self) -> None:
+        if self.state is ContainerState.PAUSED:  # perhaps for long; a requested pause keeps its messages
+            self._give_back()
 
     @property
     def _may_fetch(self) -> bool:
@@ -337,6 +371,7 @@ class Membership:
 
     def _step(self, now_ms: int) -> int | None:
         self._resume_due(now_ms)
+        self._give_back_if_paused()
         self.service.release_due(now_ms)
         self._handle_ready()
         found = self._may_fetch and now_ms >= self._next_poll_ms and self._fetch(0)
@@ -377,6 +412,7 @@ class Membership:
                 except BaseException as error:  # whatever its class: in this thread none is meant for the process
                     self._report(error)
                     wait_ms = _RETRY_POLL_MS
+            self._give_back()
         finally:
             self._requests.close()
             self._break("listener.polling_ended")
@@ -386,6 +422,7 @@ class Membership:
         self._requests.run()
         now_ms = self._clock.steady_ms()
         self._resume_due(now_ms)
+        self._give_back_if_paused()
         rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
         if not self._may_fetch or rest_ms > 0:
             self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
@@ -404,37 +441,13 @@ class Membership:
             due_ms = self.service.next_due()
         if pool.supervise():
             return _WAIT_WHILE_SUPERVISING_MS
-        wait_ms = _WAIT_WHILE_HANDLING_MS if self.queues.in_flight else _LONGEST_WAIT_MS
+        wait_ms = _WAIT_WHILE_HANDLING_MS if self.in_flight else _LONGEST_WAIT_MS
         return wait_ms if due_ms is None else max(0, min(wait_ms, due_ms - now_ms))
 
     def wake_polling(self) -> None:
         """End the wait of the polling thread, since the state changed or something is due earlier."""
         self._wake_event.set()
-        self.consumer.wake()
-
-    # --- fetching ----------------------------------------------------------------------------------
-
-    def _fetch(self, wait_ms: int) -> bool:
-        """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
-        self.queues.refresh()
-        if resets := self.consumer.take_resets():
-            self.repositioning.by_administrator(resets)
-        without = self.service.excluded()
-        settings = self.endpoint.settings
-        try:
-            messages = self.consumer.poll(settings.pull_batch_size, wait_ms, without=without)
-        except CorruptRecordError as error:
-            self._log.error(
-                "listener.record_corrupt", file=str(error.path), offset=error.physical_offset, reason=error.reason
-            )
-            return True
-        if not messages:
-            self.queues.commit_positions(without)
-            return False
-        self.service.accept(messages)
-        if settings.pull_interval:
-            self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
-        return True
+        self.wake_fetch()
 
     def _report(self, error: BaseException) -> int | None:
         """Report an error of the broker. Return the time of the next fetch; None if the broker was closed."""

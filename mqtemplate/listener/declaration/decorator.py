@@ -23,7 +23,13 @@ from mqtemplate.listener.declaration.attributes import (
     number,
     text,
 )
-from mqtemplate.listener.declaration.settings import SCHEDULE_FORMS, Backoff, ConsumeMode, read_schedule
+from mqtemplate.listener.declaration.settings import (
+    SCHEDULE_FORMS,
+    Backoff,
+    ConsumeMode,
+    MessageRequestMode,
+    read_schedule,
+)
 from mqtemplate.listener.declaration.tags import has_tag_methods
 from mqtemplate.selectors.tags import SelectorType
 
@@ -80,6 +86,12 @@ class ListenerAttributes(TypedDict, total=False):
 
     consume_mode: Annotated[ConsumeMode | str, choice(ConsumeMode.CONCURRENTLY)]
     """``CONCURRENTLY``, or ``ORDERLY``: one message of each queue after the other."""
+    request_mode: Annotated[MessageRequestMode | str, choice(MessageRequestMode.PULL)]
+    """``PULL``, or ``POP``: each message is acknowledged by itself, more members than queues help, and a slow handler
+    keeps only its own message."""
+    invisible_duration: Annotated[Duration, duration("1m", 1_000, 12 * 3_600_000)]
+    """Milliseconds, or a duration such as ``"1m"``: by POP, the time for which other members do not see a message. It
+    is renewed while the message waits for a handler or is handled; `MessageExt.extend` asks for more."""
     consume_thread_number: Annotated[int | str, number(20, 1, 1_000)]
     """Maximum number of handlers that run at the same time."""
     consume_thread_max: Annotated[int | str, number(64, 1, 1_000)]

@@ -9,7 +9,7 @@ from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mqtemplate.broker import MessageModel
+from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import DestinationError, ListenerError, UnsupportedError
 from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.declaration.decorator import MESSAGE_LISTENER
@@ -19,6 +19,7 @@ from mqtemplate.listener.declaration.settings import (
     ClusterChoice,
     ConsumeMode,
     ListenerSettings,
+    MessageRequestMode,
     PayloadSettings,
 )
 from mqtemplate.selectors.sql92 import make_selector
@@ -78,6 +79,7 @@ def resolve_spec(
             "only; use CLUSTERING with ORDERLY, or BROADCASTING with CONCURRENTLY"
         )
     _check_retry(listener, values)
+    _check_request_mode(listener, values, spec.attributes)
     cluster = read_choice(listener, values, spec.attributes, own_name_server(resolve))
     if cluster is None:
         check_supported(listener_id, values, resolve)
@@ -108,6 +110,26 @@ def _check_retry(listener: str, values: Mapping[str, Any]) -> None:
     else:
         return
     raise ListenerError(f"{listener}: retry is given ({schedule}), but {reason}; keep one of the two")
+
+
+def _check_request_mode(listener: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse attributes that contradict the request mode."""
+    if values["request_mode"] is MessageRequestMode.PULL:
+        if "invisible_duration" in given:
+            raise ListenerError(
+                f"{listener}: invisible_duration has no effect on a listener that pulls; add "
+                "request_mode=MessageRequestMode.POP, or remove it"
+            )
+    elif values["message_model"] is MessageModel.BROADCASTING:
+        raise ListenerError(
+            f"{listener}: BROADCASTING and POP exclude each other: by POP one member of the group gets a message; "
+            "remove request_mode, or use CLUSTERING"
+        )
+    elif values["consume_from_where"] is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+        raise ListenerError(
+            f"{listener}: CONSUME_FROM_TIMESTAMP and POP exclude each other: a group starts at the first or the last "
+            "message; start it at one of them, then move it: mqtemplate offsets reset GROUP TOPIC --to TIME"
+        )
 
 
 def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple[str, ...]:

@@ -191,11 +191,23 @@ class ConsumeMode(Enum):
     """Order in which a listener handles messages.
 
     ``CONCURRENTLY``: many at a time, in any order. A message that failed is redelivered through the retry topic.
-    ``ORDERLY``: one message of each queue after the other. A message that failed is retried before the next one.
+    ``ORDERLY``: one message of each queue after the other. A message that failed is retried before the next one. By POP
+    it is one message of each ``hash_key`` after the other: other keys of the queue go on.
     """
 
     CONCURRENTLY = "CONCURRENTLY"
     ORDERLY = "ORDERLY"
+
+
+class MessageRequestMode(Enum):
+    """Way in which a listener gets its messages. RocketMQ: ``MessageRequestMode``.
+
+    ``PULL``: the queues are divided among the members of the group, and each member commits its offsets.
+    ``POP``: the members share all queues. The broker gives each message to one member, which acknowledges it.
+    """
+
+    PULL = "PULL"
+    POP = "POP"
 
 
 Exceptions = tuple[type[BaseException], ...]
@@ -255,11 +267,18 @@ class ListenerSettings:
     customized_trace_topic: str = ""
     access_channel: str = ""
     topic_patterns: tuple[str, ...] = ()
+    request_mode: MessageRequestMode = MessageRequestMode.PULL
+    invisible_duration: int = 60_000
 
     @property
     def is_orderly(self) -> bool:
-        """True if the messages of each queue are handled in order."""
+        """True if the messages of each queue, or of each ``hash_key`` by POP, are handled in order."""
         return self.consume_mode is ConsumeMode.ORDERLY
+
+    @property
+    def is_pop(self) -> bool:
+        """True if the broker gives each message to one member, which acknowledges it."""
+        return self.request_mode is MessageRequestMode.POP
 
     @property
     def is_broadcasting(self) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import MQTemplateError
@@ -15,6 +16,9 @@ from mqtemplate.listener.failures.failure import DeadLetter, Decision, Failure, 
 from mqtemplate.message import MessageExt
 from mqtemplate.record.dead_letter import cause_of, class_name, iso_time
 from mqtemplate.user_code import error_text, is_interrupt, safe_text, traceback_of
+
+if TYPE_CHECKING:
+    import asyncio
 
 HANGING = "hanging"
 """Outcome of a message whose handler hangs; it may have another one later."""
@@ -183,3 +187,20 @@ def short_stack(error: BaseException) -> str:
     if (cause := cause_of(error)) is not None:
         lines.append(f"caused by {class_name(cause)}: {safe_text(cause)}")
     return "".join(lines)
+
+
+def stack_of_task(task: asyncio.Task[Any]) -> str:
+    """Return the current stack of a task."""
+    return "".join(line for frame in _frames(task) for line in traceback.format_stack(frame, 1))
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
+    """Yield the frames of the coroutines that a task awaits, the outermost first; the task itself knows only that."""
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        prefix = next((name for name in ("cr", "gi", "ag") if hasattr(awaited, f"{name}_frame")), None)
+        if prefix is None:
+            return
+        if (frame := getattr(awaited, f"{prefix}_frame")) is not None:
+            yield frame
+        awaited = getattr(awaited, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")

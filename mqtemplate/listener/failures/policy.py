@@ -37,13 +37,14 @@ class FailurePolicy:
     - ``CONCURRENTLY``: with the exact delay where the broker can, else with the level whose delay is nearest and not
       shorter. Without a schedule the broker chooses the delay.
     - ``ORDERLY``: the queue is suspended for the delay.
+    - By POP a delay is the invisible time, so it is exact.
     - ``BROADCASTING``: dropped, since the members of the group have no common retry topic.
     """
 
     def __init__(self, settings: ListenerSettings, broker: Broker) -> None:
         self._settings = settings
         self._broker = broker
-        self._is_exact = Capability.RETRY_DELAY in broker.capabilities
+        self._is_exact = settings.is_pop or Capability.RETRY_DELAY in broker.capabilities
         # On a virtual clock a test gives the same result each time.
         self._random = Random(settings.id) if broker.clock.is_virtual else Random()
 
@@ -116,6 +117,9 @@ class FailurePolicy:
         schedule, settings = self._settings.retry, self._settings
         if settings.is_broadcasting:
             return "none"
+        if settings.is_pop:
+            default = format_ms(settings.suspend_current_queue_time_millis)
+            return f"{schedule or (default if settings.is_orderly else _show(self._broker.retry_delays_ms))}, exact"
         if settings.is_orderly:
             return f"{schedule or format_ms(settings.suspend_current_queue_time_millis)}, in place"
         if schedule is None:
@@ -157,6 +161,21 @@ def _show(delays_ms: Sequence[int]) -> str:
 _TO_DEAD_LETTERS = -1  # as a delay level
 
 
+def properties_of_dead_letter(
+    listener: str, message: MessageExt, error: BaseException | None, now_ms: int
+) -> dict[str, str]:
+    """Return the properties that a dead letter gets.
+
+    Args:
+        error: Its cause.
+    """
+    is_invalid = is_kind(error, InvalidBodyError)
+    cause = (cause_of(error) or error) if is_invalid and error is not None else error
+    # The stack of an invalid body is in this library, and explains nothing.
+    stack = "" if is_invalid or error is None else short_stack(error)
+    return dead_letter_properties(listener, message, cause, now_ms, stack=stack)
+
+
 class FailureSender:
     """Sender of retries and dead letters for one member of a group."""
 
@@ -176,11 +195,7 @@ class FailureSender:
         """
         now_ms = self._now_ms()
         if decision.next_step is NextStep.DEAD_LETTER:
-            is_invalid = is_kind(error, InvalidBodyError)
-            cause = (cause_of(error) or error) if is_invalid and error is not None else error
-            # The stack of an invalid body is in this library, and explains nothing.
-            stack = "" if is_invalid or error is None else short_stack(error)
-            properties = dead_letter_properties(self._listener, message, cause, now_ms, stack=stack)
+            properties = properties_of_dead_letter(self._listener, message, error, now_ms)
             self._consumer.send_back(message, _TO_DEAD_LETTERS, properties=properties)
         elif decision.delay_level is not None:
             self._consumer.send_back(message, decision.delay_level)

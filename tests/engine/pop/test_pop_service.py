@@ -116,12 +116,25 @@ def test_a_client_sends_a_message_to_the_dead_letters(shop: Shop) -> None:
     shop.send("a")
     (message,) = shop.pop()
 
-    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, ignore)
-    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, ignore)
+    results: list[Exception | None] = []
+    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, results.append)
+    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, results.append)
+    assert results == [None, None]
 
     shop.harness.advance("1h")
     assert shop.pop() == []
     assert len(messages_in(shop.broker, DEAD)) == 1
+
+
+def test_a_late_acknowledgement_is_refused_since_the_message_has_a_copy(shop: Shop) -> None:
+    shop.send("a", "b")
+    a, b = shop.pop(invisible_ms=10_000)
+    assert shop.ack(b, b) == [True, True]
+
+    shop.harness.advance("10s")
+
+    assert shop.ack(a, b) == [False, False]
+    assert bodies(shop.pop()) == ["a"]
 
 
 # --- invisible time --------------------------------------------------------------------------------
@@ -170,7 +183,7 @@ def test_a_session_renews_its_deliveries_until_it_ends(shop: Shop) -> None:
     shop.harness.advance("1ms")
 
     assert [each.attempt for each in shop.pop()] == [2]
-    assert shop.ack(message) == [True]
+    assert shop.ack(message) == [False]
 
 
 def test_no_session_renews_for_longer_than_three_hours(shop: Shop) -> None:
@@ -333,7 +346,7 @@ def test_a_group_that_also_pulls_continues_at_the_higher_offset(shop: Shop) -> N
     assert shop.committed() == 3
     shop.harness.advance("30s")
     assert sorted(bodies(shop.pop())) == ["a", "d"]
-    assert shop.ack(a) == [True]
+    assert shop.ack(a) == [False]
 
 
 def test_an_offset_of_a_member_that_pulls_moves_nothing_back(shop: Shop) -> None:
