@@ -205,7 +205,10 @@ def test_messages_that_are_not_stored_are_left_out(serving: Serving, client: Pop
     ("fields", "remark"),
     [
         ({"bit_set": "?"}, "b is not Base64: Only base64 data is allowed"),
-        ({"bit_set": "/" * 4 * 2_731}, "b has 8193 bytes, allowed are 8192; acknowledge only what one pop returned"),
+        (
+            {"bit_set": "/" * 4 * 43_691},
+            "b has 131073 bytes, allowed are 131072; acknowledge only what one pop returned",
+        ),
     ],
 )
 def test_bits_that_cannot_be_read_are_refused(
