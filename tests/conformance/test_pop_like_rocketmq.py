@@ -58,6 +58,7 @@ DIFFERENT: dict[str, tuple[object, object, str]] = {
         (
             "another change with the handle before the change",
             "an acknowledgement with the handle before the change",
+            "an acknowledgement after the invisible time",
             "a change after the invisible time",
         ),
         (208, 0, "the client learns that the request has no effect"),
