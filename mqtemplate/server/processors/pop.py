@@ -56,7 +56,7 @@ _MAX_ATTEMPT_ID = 256
 _MAX_BATCH = 4_096
 """Most messages that one request acknowledges."""
 _MAX_BITS_BYTES = 1 << 17
-"""Most bytes of a bit set. A message that was made visible again may be a million before the others of its pop."""
+"""Most bytes of a bit set. A message that is visible again may be a million before the others of its pop."""
 
 
 @dataclass(frozen=True, slots=True)
