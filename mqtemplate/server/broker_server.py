@@ -28,7 +28,6 @@ from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import FastPath
 from mqtemplate.server.name_server import KVConfig, NameServer, RegisteredBrokers
-from mqtemplate.server.processors.assignments import AssignmentProcessor
 from mqtemplate.server.processors.broker_admin import BrokerAdminProcessor, QueueStatistics, Reload, Traffic
 from mqtemplate.server.processors.client import (
     ClientProcessor,
@@ -40,7 +39,12 @@ from mqtemplate.server.processors.client import (
     TransactionProcessor,
     announced_capabilities,
 )
-from mqtemplate.server.processors.mqadmin import REASONS, AccountProcessor, MaintenanceProcessor
+from mqtemplate.server.processors.mqadmin import (
+    REASONS,
+    AccountProcessor,
+    AssignmentProcessor,
+    MaintenanceProcessor,
+)
 from mqtemplate.server.processors.pop import AckProcessor, PopProcessor
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor
 from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor

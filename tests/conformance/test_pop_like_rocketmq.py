@@ -44,22 +44,21 @@ Facts = dict[str, object]
 
 DIFFERENT: dict[str, tuple[object, object, str]] = {
     # label -> facts of this server, of RocketMQ, reason
-    **{
-        "the progress before an acknowledgement": ((3, 0), (3, 3), "RocketMQ commits when it delivers"),
-        "the progress after an acknowledgement": ((3, 1), (3, 3), "RocketMQ commits when it delivers"),
-        "an acknowledgement without a handle": (13, 1, "the request is wrong, the broker has not failed"),
-        "the properties of a retry": (
-            ["1ST_POP_TIME", "KEYS", "ORIGIN_GROUP", "ORIGIN_MESSAGE_ID", "POP_CK", "RETRY_TOPIC", "TAGS"],
-            ["1ST_POP_TIME", "KEYS", "ORIGIN_GROUP", "POP_CK", "TAGS"],
-            "a dead letter can be sent again to its topic",
-        ),
-        "an ordered acknowledgement of another message": (208, 13, "the same code as for other ended deliveries"),
-        "an assignment by another strategy": (29, None, "the client logs the reason; it has no queues either way"),
-    },
+    "the progress before an acknowledgement": ((3, 0), (3, 3), "RocketMQ commits when it delivers"),
+    "the progress after an acknowledgement": ((3, 1), (3, 3), "RocketMQ commits when it delivers"),
+    "an acknowledgement without a handle": (13, 1, "the request is wrong, the broker has not failed"),
+    "the properties of a retry": (
+        ["1ST_POP_TIME", "KEYS", "ORIGIN_GROUP", "ORIGIN_MESSAGE_ID", "POP_CK", "RETRY_TOPIC", "TAGS"],
+        ["1ST_POP_TIME", "KEYS", "ORIGIN_GROUP", "POP_CK", "TAGS"],
+        "a dead letter can be sent again to its topic",
+    ),
+    "an ordered acknowledgement of another message": (208, 13, "the same code as for other ended deliveries"),
+    "an assignment by another strategy": (29, None, "the client logs the reason; it has no queues either way"),
     **dict.fromkeys(
         (
             "another change with the handle before the change",
             "an acknowledgement with the handle before the change",
+            "an acknowledgement after the invisible time",
             "a change after the invisible time",
         ),
         (208, 0, "the client learns that the request has no effect"),

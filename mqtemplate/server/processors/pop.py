@@ -55,7 +55,8 @@ _MAX_INVISIBLE_MS = 365 * 86_400_000
 _MAX_ATTEMPT_ID = 256
 _MAX_BATCH = 4_096
 """Most messages that one request acknowledges."""
-_MAX_BITS_BYTES = 8_192
+_MAX_BITS_BYTES = 1 << 17
+"""Most bytes of a bit set. A message that is visible again may be a million before the others of its pop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import StoreError
 from mqtemplate.message import Message
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.group import BatchAckMessageRequestBody
@@ -132,6 +136,44 @@ def test_an_acknowledgement_that_is_not_valid_is_refused(
     assert committed(serving) == 0
 
 
+# --- durability -------------------------------------------------------------------------------------
+
+
+def test_an_acknowledgement_that_is_not_durable_is_answered_with_the_error(
+    serving: Serving, client: PopClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a crash the message could come again, so its client must not take it for done."""
+    one, two, three = popped(serving, client, b"one", b"two", b"three")
+
+    def refuse() -> int:
+        raise StoreError("the disk refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving.engine.store.group_commit, "_flush", refuse)
+        replies = [client.send_ack(one), client.send_change(two, 20_000), client.ack_all([three])]
+
+    assert {each.code for each in replies} == {ResponseCode.SYSTEM_ERROR}
+    assert all("the disk refused" in (each.remark or "") for each in replies)
+
+
+def test_acknowledgements_and_times_survive_a_restart(tmp_path: Path) -> None:
+    """A handle from before the restart is valid after it."""
+    clock = VirtualClock()
+    with Serving(engine=EmbeddedBroker(tmp_path, EmbeddedSettings(), clock)) as serving:
+        serving.engine.create_topic(TOPIC, 1)
+        client = PopClient(serving)
+        one, two, three = sorted(popped(serving, client, b"1", b"2", b"3"), key=lambda each: each.body)
+        client.ack(one)
+        later = client.change(two, 30_000)
+
+    with Serving(engine=EmbeddedBroker(tmp_path, EmbeddedSettings(), clock)) as serving:
+        client = PopClient(serving)
+        client.ack(later)
+        serving.advance(30_000)
+
+        assert bodies(client.pop()) == [three.body]
+
+
 # --- several at once --------------------------------------------------------------------------------
 
 
@@ -163,7 +205,10 @@ def test_messages_that_are_not_stored_are_left_out(serving: Serving, client: Pop
     ("fields", "remark"),
     [
         ({"bit_set": "?"}, "b is not Base64: Only base64 data is allowed"),
-        ({"bit_set": "/" * 4 * 2_731}, "b has 8193 bytes, allowed are 8192; acknowledge only what one pop returned"),
+        (
+            {"bit_set": "/" * 4 * 43_691},
+            "b has 131073 bytes, allowed are 131072; acknowledge only what one pop returned",
+        ),
     ],
 )
 def test_bits_that_cannot_be_read_are_refused(
