@@ -91,7 +91,7 @@ class ListenerAttributes(TypedDict, total=False):
     keeps only its own message."""
     invisible_duration: Annotated[Duration, duration("1m", 1_000, 12 * 3_600_000)]
     """Milliseconds, or a duration such as ``"1m"``: by POP, the time for which other members do not see a message. It
-    is renewed while the message waits for a handler or is handled; `MessageExt.extend` asks for more."""
+    is renewed while the message waits for a handler or is handled; `MessageExt.extend` requests more."""
     consume_thread_number: Annotated[int | str, number(20, 1, 1_000)]
     """Maximum number of handlers that run at the same time."""
     consume_thread_max: Annotated[int | str, number(64, 1, 1_000)]
