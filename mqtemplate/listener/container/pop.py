@@ -302,7 +302,8 @@ class PopMembership(Membership):
                 self._free.notify_all()
 
     def _wake_receivers(self) -> None:
-        self._arrived.put(None)
+        if not self._clock.is_virtual:
+            self._arrived.put(None)
         self._notify_free()
         if not self._may_fetch:
             self._pop.wake(self._settings.group)
@@ -325,22 +326,23 @@ class PopMembership(Membership):
         return self.deliveries.hold(received)
 
     def _fetch(self, wait_ms: int) -> bool:
-        if self._clock.is_virtual:
-            arrived = self._receive_each()
-            if arrived and self._settings.pull_interval:
-                self._next_poll_ms = self._clock.steady_ms() + self._settings.pull_interval
-        else:
-            arrived = list(self._take_arrived(wait_ms / 1_000))
-        for deliveries in arrived:
-            self._service.accept(deliveries)
-        return bool(arrived)
+        found = False
+        try:
+            for deliveries in self._receive_each() if self._clock.is_virtual else self._take_arrived(wait_ms / 1_000):
+                self._service.accept(deliveries)
+                found = True
+        except Exception as error:
+            if not found:
+                raise
+            self._arrived.put(error)  # the next fetch reports it
+        if found and self._clock.is_virtual and self._settings.pull_interval:
+            self._next_poll_ms = self._clock.steady_ms() + self._settings.pull_interval
+        return found
 
-    def _receive_each(self) -> list[list[PopDelivery]]:
-        return [
-            deliveries
-            for topic in self._settings.topics
-            if (count := self._free_count()) > 0 and (deliveries := self._receive(topic, count, 0))
-        ]
+    def _receive_each(self) -> Iterator[list[PopDelivery]]:
+        for topic in self._settings.topics:
+            if (count := self._free_count()) > 0 and (deliveries := self._receive(topic, count, 0)):
+                yield deliveries
 
     def _take_arrived(self, wait_s: float) -> Iterator[list[PopDelivery]]:
         """Yield what the receiving threads have received.

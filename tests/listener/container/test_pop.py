@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from asyncio import sleep as virtual_sleep
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -301,6 +303,22 @@ def test_a_message_whose_renewal_came_too_late_is_left_to_the_other_member(app: 
     assert container.renewals[1] == 1
     assert [call[3] for call in recorder.calls] == [1, 2]
     assert app.committed("billing") == 1
+
+
+def test_a_copy_of_a_message_can_be_passed_to_another_process(app: App, recorder: Recorder) -> None:
+    """It has no invisible time there: only the member that received the message can extend it."""
+    copies: list[MessageExt] = []
+
+    def copy(message: MessageExt) -> None:
+        copies.extend([pickle.loads(pickle.dumps(message)), replace(message, body=b"changed")])
+
+    app.listen(recorder.listener(does=copy))
+    app.send("orders", "a")
+    app.run_until_idle()
+
+    pickled, changed = copies
+    assert (pickled.body, pickled.invisible_time) == (b"a", None)
+    assert changed.invisible_time is not None  # a middleware may pass a changed copy on
 
 
 # --- members -------------------------------------------------------------------------------------
