@@ -21,6 +21,7 @@ from examples.shop.sales import Sales
 from mqtemplate import (
     ConsumeMode,
     MessageExt,
+    MessageRequestMode,
     MQApplication,
     Send,
     message_listener,
@@ -63,7 +64,7 @@ def price(article: str) -> dict[str, int]:
     return {article: 320}
 
 
-@message_listener("orders", "audit")
+@message_listener("orders", "audit", request_mode=MessageRequestMode.POP)
 def audit(message: MessageExt) -> None: ...
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mqtemplate import message_listener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.console import Access, AuditLog, Dashboard, FolderSource, OpenSource
@@ -17,7 +18,7 @@ from mqtemplate.errors import MessageError
 from mqtemplate.message import Message
 from mqtemplate.operations import BrokerAccess
 from mqtemplate.pending import PendingQuery
-from tests.console.pages import HOUR_MS, MANAGEMENT_TOKEN, TOKEN, Answer, Shop
+from tests.console.pages import HOUR_MS, MANAGEMENT_TOKEN, TOKEN, Answer, Shop, open_shop
 from tests.waiting import eventually
 
 
@@ -251,3 +252,15 @@ def test_a_dashboard_of_an_application_without_a_broker_says_what_to_start(shop:
     assert ">Topics<" not in alone.page("/").html
     assert alone.get("/topics").status == 501
     assert "start it with --store or --name-server too" in alone.get("/topics").text
+
+
+def test_the_page_of_listeners_shows_how_a_listener_receives_by_pop(tmp_path: Path) -> None:
+    encode = message_listener("videos", "encoders", id="encode", request_mode="POP")(_ignore)
+    with open_shop(tmp_path, components=(encode,)) as shop:
+        shop.sign_in()
+        text = shop.page("/listeners").text
+
+    assert "CONCURRENTLY, CLUSTERING, POP: invisible for 1m, 0 renewals, 0 expired" in text
+
+
+def _ignore(video: str) -> None: ...

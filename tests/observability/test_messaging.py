@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from asyncio import sleep as virtual_sleep
 
 import pytest
 
-from mqtemplate import RetryLater, message_listener
+from mqtemplate import MessageRequestMode, RetryLater, message_listener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.calls.handling import HandlerCall
 from mqtemplate.calls.send import SendCall, SendKind
@@ -256,3 +257,23 @@ def test_a_message_of_the_broker_directly_is_not_counted(observe: Observe) -> No
     observed.app.broker.sends.send(Message("orders", b"x"))
 
     assert observed.samples("client.send.messages") == {}
+
+
+def test_renewals_and_expired_invisible_times_are_counted(observe: Observe) -> None:
+    """Both are 0 from the start of the listener on. A listener that pulls has neither."""
+
+    @message_listener("videos", "encoders", id="encode", request_mode=MessageRequestMode.POP)
+    async def encode(video: str) -> None:
+        await virtual_sleep(180)
+
+    observed = observe(encode, bill)
+    key = ("encoders", "encode")
+    assert observed.samples("listener.renewed") == observed.samples("listener.expired") == {key: 0}
+    observed.app.template.sync_send("videos", "a")
+    observed.harness.advance("2m")
+
+    assert observed.samples("listener.renewed") == {key: 4}
+    assert observed.samples("listener.in_flight")[key] == 1
+    observed.app.broker.clock.move_ms(120_000)  # type: ignore[attr-defined]
+    observed.harness.advance("1h")
+    assert observed.samples("listener.expired") == {key: 1}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from asyncio import sleep as virtual_sleep
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record import dead_letter
 from mqtemplate.selectors.tags import TagSelector
+from tests.kit import application
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,6 +305,22 @@ def test_a_message_whose_renewal_came_too_late_is_left_to_the_other_member(app: 
     assert app.committed("billing") == 1
 
 
+def test_a_copy_of_a_message_can_be_passed_to_another_process(app: App, recorder: Recorder) -> None:
+    """It has no invisible time there: only the member that received the message can extend it."""
+    copies: list[MessageExt] = []
+
+    def copy(message: MessageExt) -> None:
+        copies.extend([pickle.loads(pickle.dumps(message)), replace(message, body=b"changed")])
+
+    app.listen(recorder.listener(does=copy))
+    app.send("orders", "a")
+    app.run_until_idle()
+
+    pickled, changed = copies
+    assert (pickled.body, pickled.invisible_time) == (b"a", None)
+    assert changed.invisible_time is not None  # a middleware may pass a changed copy on
+
+
 # --- members -------------------------------------------------------------------------------------
 
 
@@ -525,3 +544,15 @@ def test_an_administrator_moves_the_group_while_it_has_members(app: App, recorde
 
     assert [call[2] for call in recorder.calls] == ["a", "b", "b"]
     assert [member.client_id for member in app.broker.admin().group("billing").members] == ["POP@000001"]
+
+
+def test_the_configuration_has_the_invisible_time_of_listeners_that_do_not_say_it() -> None:
+    @message_listener("orders", "billing", id="bill", request_mode="${shop.mode:PULL}")
+    def bill(body: str) -> None: ...
+
+    settings = {"mqtemplate.listener.invisible-duration": "5m", "shop.mode": "POP"}
+    with application(bill, settings=settings) as app:
+        [container] = app.containers
+
+        assert container.endpoint.settings.is_pop
+        assert container.endpoint.settings.invisible_duration == 300_000
