@@ -247,6 +247,44 @@ class GrpcPop:
         check_status(answer.entries[0].status if answer.entries else answer.status, operation, origin.endpoints)
         self._forget(receipt)
 
+    def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[BrokerError]:
+        """Acknowledge several messages with few requests. Return the errors of those that were refused.
+
+        Raises:
+            BrokerError: A request as a whole was refused, or got no answer.
+        """
+        failures: list[BrokerError] = []
+        of_proxy: dict[Endpoints, list[tuple[str, str]]] = {}
+        for receipt in receipts:
+            origin = self._origin(topic, receipt)
+            of_proxy.setdefault(origin.endpoints, []).append((origin.msg_id, receipt))
+        for endpoints, entries in of_proxy.items():
+            for start in range(0, len(entries), _MOST_AT_ONCE):
+                failures += self._ack_some(group, topic, endpoints, entries[start : start + _MOST_AT_ONCE])
+        return failures
+
+    def _ack_some(
+        self, group: str, topic: str, endpoints: Endpoints, entries: Sequence[tuple[str, str]]
+    ) -> list[BrokerError]:
+        request = protos.AckMessageRequest(
+            group=self._context.resource(group),
+            topic=self._context.resource(topic),
+            entries=[protos.AckMessageEntry(message_id=msg_id, receipt_handle=receipt) for msg_id, receipt in entries],
+        )
+        operation = f"acknowledge {len(entries)} messages of {topic!r}"
+        answer = self._request(group, endpoints, "AckMessage", request, operation)
+        if not answer.entries:
+            check_status(answer.status, operation, endpoints)
+        failures: list[BrokerError] = []
+        for entry in answer.entries:
+            try:
+                check_status(entry.status, f"acknowledge message {entry.message_id} of {topic!r}", endpoints)
+            except BrokerError as exc:
+                failures.append(exc)
+        for _, receipt in entries:
+            self._forget(receipt)
+        return failures
+
     def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
         """See `PopConsumers.change_invisible`."""
         origin = self._origin(topic, receipt)

@@ -295,6 +295,36 @@ def test_a_commit_acknowledges_the_messages_before_it(proxy: ScriptedProxy, memb
     assert receipts(proxy, "AckMessage") == [handle(3), handle(4)]
 
 
+def test_many_messages_are_acknowledged_with_few_requests(proxy: ScriptedProxy, member: PopMember) -> None:
+    """One that is refused is only logged: it is delivered again."""
+    proxy.to_deliver = [received(b"x", handle(offset), offset=offset) for offset in range(40)]
+
+    def answer(request: Any) -> Any:
+        found = protos.AckMessageResponse(status=status())
+        for entry in request.entries:
+            late = entry.receipt_handle == handle(7)
+            found.entries.add(status=status(Code.INVALID_RECEIPT_HANDLE, "late") if late else status())
+        return found
+
+    proxy.answers["AckMessage"] = answer
+    take(member, 40)
+
+    member.commit(QUEUE, 40)
+
+    assert [len(request.entries) for request in proxy.requests["AckMessage"]] == [32, 8]
+
+
+def test_without_a_call_nothing_is_requested(proxy: ScriptedProxy, member: PopMember) -> None:
+    """The request of the last call waits at the proxy for some seconds; no further one follows."""
+    assert member.poll(32, 50) == []
+    eventually(lambda: len(proxy.requests["ReceiveMessage"]) == 1, "the request has arrived")
+    proxy.to_deliver = [received(b"x", handle(1))]
+
+    member.wake()
+
+    assert member._wanted == 0
+
+
 def test_a_message_that_is_sent_back_gets_another_invisible_time(proxy: ScriptedProxy, member: PopMember) -> None:
     proxy.to_deliver = [received(b"x", handle(offset), offset=offset) for offset in (1, 2)]
     messages = take(member, 2)
