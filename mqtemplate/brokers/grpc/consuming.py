@@ -46,7 +46,7 @@ class _Origin(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Receive:
+class _ReceiveCall:
     """One running request for messages."""
 
     call: Any
@@ -65,7 +65,7 @@ class _Group:
     spec: ConsumerSpec
     session: ClientSession
     registrations: int = 0
-    receives: set[_Receive] = field(default_factory=set)
+    receives: set[_ReceiveCall] = field(default_factory=set)
     is_closed: bool = False
 
 
@@ -394,7 +394,7 @@ class _Receiving:
         request.long_polling_timeout.FromMilliseconds(poll_ms)
         request.message_queue.CopyFrom(_queue_message(context, queue))
         call = context.channels.stream(queue.endpoints, member.session.id, "ReceiveMessage", request, timeout_ms)
-        receive = _Receive(call)
+        receive = _ReceiveCall(call)
         member.receives.add(receive)
         timer = threading.Timer(left_ms / 1_000, receive.stop) if left_ms < poll_ms else None
         operation = f"receive messages of {queue.queue.topic!r}"
@@ -418,7 +418,7 @@ class _Receiving:
             if timer is not None:
                 timer.cancel()
 
-    def _read(self, receive: _Receive, queue: RouteQueue, operation: str) -> list[ReceivedMessage]:
+    def _read(self, receive: _ReceiveCall, queue: RouteQueue, operation: str) -> list[ReceivedMessage]:
         messages: list[ReceivedMessage] = []
         for answer in receive.call:
             kind = answer.WhichOneof("content")
