@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate import MQApplication, RetryLater, RocketMQTemplate, message_listener
+from mqtemplate import ConsumeMode, MQApplication, RetryLater, RocketMQTemplate, message_listener
 from mqtemplate.broker import Broker, ConsumerSpec, MessageReader
 from mqtemplate.brokers import (
     EmbeddedBroker,
@@ -318,6 +318,39 @@ def test_an_application_runs_over_grpc_as_it_is(
         eventually(lambda: sum(map(broker.reader.max_offset, dead)) == 1, "the poison is with the dead letters")
         assert sorted(handled) == [("good", 0), ("hard", 0), ("hard", 1), ("poison", 0), ("poison", 1)]
         assert sorted(received) == ["good", "hard", "open", "poison"]
+
+
+@pytest.mark.parametrize("mode", ["PULL", "POP"])
+@pytest.mark.parametrize("server", ["ours", pytest.param("proxy", marks=pytest.mark.conformance)])
+def test_a_listener_in_order_retries_before_it_goes_on(
+    request: pytest.FixtureRequest, server: str, mode: str, tmp_path: Path
+) -> None:
+    """The group is one for messages in order. The second message fails once, and the later ones wait for it."""
+    proxy: GrpcServer = request.getfixturevalue(server)
+    with connected(proxy, tmp_path) as broker, Administrator(proxy) as administrator:
+        topic = _topic(broker)
+        administrator.create_group(f"billing-{topic}", ordered=True)
+        handled: list[int] = []
+
+        @message_listener(
+            topic=topic,
+            consumer_group=f"billing-{topic}",
+            consume_mode=ConsumeMode.ORDERLY,
+            request_mode=mode,
+            suspend_current_queue_time_millis=100,
+        )
+        def bill(order: str) -> None:
+            handled.append(int(order))
+            if handled == [0, 1]:
+                raise ValueError("once")
+
+        with MQApplication(bill, settings={"rocketmq.endpoints": proxy.endpoint}, environment={}) as app:
+            template = app.get(RocketMQTemplate)
+            for number in range(6):
+                template.sync_send(topic, str(number), hash_key="customer-7")
+            eventually(lambda: len(handled) >= 7, "all orders are handled", timeout_s=60)
+
+        assert handled == [0, 1, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.conformance
