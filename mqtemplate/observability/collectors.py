@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mqtemplate.broker import Broker, Capability
-from mqtemplate.errors import MQTemplateError, UnsupportedError
+from mqtemplate.errors import MQTemplateError, UnsupportedError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.failures.failure import NextStep
@@ -149,12 +149,17 @@ def _lags_of_new_groups(
 
 
 def _lags_of(container: ListenerContainer, own: Broker) -> Iterator[GroupLag]:
+    """Yield the lags of a listener; none if its broker does not tell offsets, as a proxy over gRPC."""
     settings, broker = container.endpoint.settings, container.broker
     # Only servers of this library take sequenced sends. They do not know the offsets of broadcasting groups.
     is_ours = not broker.is_embedded and Capability.SEQUENCED_SEND in broker.capabilities
     for queue, committed in sorted(container.positions().items()):
+        try:
+            lag = _lag(broker, settings.group, queue, committed)
+        except UnsupportedError:
+            return
         yield replace(
-            _lag(broker, settings.group, queue, committed),
+            lag,
             listener="" if broker is own else container.endpoint.id,
             is_exported_by_server=is_ours and not settings.is_broadcasting,
         )
