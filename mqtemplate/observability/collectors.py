@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mqtemplate.broker import Broker, Capability
-from mqtemplate.errors import MQTemplateError, UnsupportedError, UnsupportedError
+from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.listener.failures.failure import NextStep

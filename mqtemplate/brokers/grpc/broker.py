@@ -240,8 +240,8 @@ class GrpcBroker(Broker):
 
     def admin(self) -> BrokerAdmin:
         raise UnsupportedError(
-            f"lists of topics and groups: RocketMQ's gRPC protocol does not have it; {_INSTEAD}, or turn off what shows "
-            "them (mqtemplate.management.dashboard.enabled: false)"
+            f"lists of topics and groups: RocketMQ's gRPC protocol does not have them; {_INSTEAD}, or turn off what "
+            "shows them (mqtemplate.management.dashboard.enabled: false)"
         )
 
     # --- parts ---------------------------------------------------------------------------------
