@@ -123,7 +123,8 @@ class GrpcPop:
             self._leave(group)
             raise
         if spec.consume_from_where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
-            _log.debug("grpc.start_by_proxy", group=spec.group)  # see docs/remote.md
+            # The protocol always says "last"; a broker starts a new group of a young topic at the first message anyway.
+            _log.debug("group.start_chosen", group=spec.group, by="the broker")
         return _Registration(lambda: self._leave(group))
 
     def _new_session(self, spec: ConsumerSpec) -> ClientSession:
