@@ -59,7 +59,7 @@ class _ReceiveCall:
 
 
 @dataclass(eq=False)
-class _Group:
+class _ReceivingGroup:
     """The member of one group that this client is."""
 
     spec: ConsumerSpec
@@ -89,7 +89,7 @@ class GrpcPop:
         self._context = context
         self._routes = routes
         self._lock = threading.Lock()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _ReceivingGroup] = {}
         self._origins: OrderedDict[str, _Origin] = OrderedDict()
 
     def sessions(self) -> list[ClientSession]:
@@ -109,7 +109,7 @@ class GrpcPop:
         with self._lock:
             group = self._groups.get(spec.group)
             if group is None:
-                group = self._groups[spec.group] = _Group(spec, self._new_session(spec))
+                group = self._groups[spec.group] = _ReceivingGroup(spec, self._new_session(spec))
             elif group.spec.subscriptions != spec.subscriptions:
                 raise ListenerError(
                     f"group {spec.group!r} has a member in this process with other subscriptions "
@@ -138,7 +138,7 @@ class GrpcPop:
         title = f"a member of group {spec.group!r}"
         return ClientSession(self._context, ClientType.PUSH_CONSUMER, title, fill, group=spec.group)
 
-    def _leave(self, group: _Group) -> None:
+    def _leave(self, group: _ReceivingGroup) -> None:
         with self._lock:
             group.registrations -= 1
             if group.registrations or self._groups.get(group.spec.group) is not group:
@@ -147,13 +147,13 @@ class GrpcPop:
         self._end(group)
 
     @staticmethod
-    def _end(group: _Group) -> None:
+    def _end(group: _ReceivingGroup) -> None:
         group.is_closed = True
         for receive in list(group.receives):
             receive.stop()
         group.session.leave()
 
-    def _group(self, name: str) -> _Group:
+    def _group(self, name: str) -> _ReceivingGroup:
         found = self._groups.get(name)
         if found is None:
             raise BrokerClosedError(f"group {name!r} has no member here; call join first")
@@ -343,7 +343,7 @@ class _Receiving:
     """One call of `GrpcPop.receive`."""
 
     pop: GrpcPop
-    member: _Group
+    member: _ReceivingGroup
     request: Any
     selector: Selector | None
     deadline: float

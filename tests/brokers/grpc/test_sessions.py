@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import GrpcBroker, GrpcSettings
-from mqtemplate.brokers.grpc.sessions import Telemetry
+from mqtemplate.brokers.grpc.sessions import TelemetryStream
 from mqtemplate.errors import BrokerError, DestinationError, RemoteTimeoutError
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code
@@ -89,7 +89,7 @@ def test_a_message_is_not_consumed_on_request(broker: GrpcBroker) -> None:
 
 def test_a_proxy_that_does_not_answer_the_settings_is_named(proxy: ScriptedProxy, broker: GrpcBroker) -> None:
     proxy.answers_settings = False
-    stream = Telemetry(broker.sends.session, broker.settings.parsed_endpoints)
+    stream = TelemetryStream(broker.sends.session, broker.settings.parsed_endpoints)
 
     with pytest.raises(
         RemoteTimeoutError, match=r"127\.0\.0\.1:\d+ did not answer the settings of the producer in 50 ms"
