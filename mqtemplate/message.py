@@ -11,11 +11,11 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple, Protocol, Self
 
-from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import DelayError, MessageError, UnsupportedError
 from mqtemplate.numbers import INT_MAX, LONG_MAX, parse_number
 from mqtemplate.user_code import shown
@@ -320,7 +320,7 @@ class PackedBody(bytes):
 class InvisibleTime(Protocol):
     """Time for which other members of a group do not see a message that this one received by POP."""
 
-    def extend(self, duration_ms: int) -> None:
+    def extend(self, duration: str | timedelta | float) -> None:
         """Let it end this long from now. See `MessageExt.extend`."""
 
 
@@ -351,8 +351,8 @@ class MessageExt(Message):
     prepared_transaction_offset: int
     invisible_time: InvisibleTime | None = field(default=None, repr=False, compare=False)
 
-    def extend(self, duration: Duration) -> None:
-        """Ask for more time for this message: no other member gets it before *duration* from now.
+    def extend(self, duration: str | timedelta | float) -> None:
+        """Request more time for this message: no other member gets it before *duration* from now.
 
         For handlers of listeners by POP. It also moves the time from which the handler counts as hanging. It waits for
         the broker; in an ``async def`` handler call ``await asyncio.to_thread(message.extend, "10m")``.
@@ -365,14 +365,13 @@ class MessageExt(Message):
             UnsupportedError: The message was not received by POP, so there is no such time.
             ValueError: *duration* is not a duration.
         """
-        duration_ms = option_ms("duration", duration, ValueError)
         if self.invisible_time is None:
             raise UnsupportedError(
-                f"message {self.msg_id} was not received by POP, so nobody else waits for it to become visible; remove "
-                "extend, or give the listener request_mode=MessageRequestMode.POP. A listener that pulls can have a "
-                "longer consume_timeout"
+                f"message {self.msg_id} was not received by POP, so it has no invisible time; remove extend, or give "
+                "the listener request_mode=MessageRequestMode.POP. A listener that pulls can have a longer "
+                "consume_timeout"
             )
-        self.invisible_time.extend(duration_ms)
+        self.invisible_time.extend(duration)
 
     @property
     def msg_id(self) -> str:

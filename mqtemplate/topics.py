@@ -19,6 +19,7 @@ __all__ = [
     "OP_TOPIC",
     "POP_PROGRESS_TOPIC",
     "RETRY_TOPIC_PREFIX",
+    "REVIVE_TOPIC_PREFIX",
     "SCHEDULES_TOPIC",
     "SCHEDULE_TOPIC",
     "SELF_TEST_TOPIC",
@@ -68,6 +69,8 @@ SCHEDULES_TOPIC = "mqtemplate-schedules"
 """Topic of the schedules of an application, unless it names another one."""
 RETRY_TOPIC_PREFIX = "%RETRY%"
 DLQ_TOPIC_PREFIX = "%DLQ%"
+REVIVE_TOPIC_PREFIX = "rmq_sys_REVIVE_LOG_"
+"""Prefix of the topic of RocketMQ's deliveries by POP; the name of the cluster follows."""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Prefix of the system topics of 5.x brokers that are not in `SYSTEM_TOPICS`."""
 

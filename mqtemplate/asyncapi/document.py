@@ -86,6 +86,8 @@ def _listener_operations(endpoint: Endpoint) -> Iterator[ApiOperation]:
     extensions: dict[str, Any] = {"x-consumer-group": settings.group}
     if settings.is_orderly:
         extensions["x-consume-mode"] = settings.consume_mode.value
+    if settings.is_pop:
+        extensions["x-request-mode"] = settings.request_mode.value
     if settings.is_broadcasting:
         extensions["x-message-model"] = settings.message_model.value
     else:
@@ -417,6 +419,7 @@ def _identifier(name: str) -> str:
 _EXTENSIONS = {
     "x-consumer-group": "group `{}`",
     "x-consume-mode": "{}",
+    "x-request-mode": "by {}",
     "x-message-model": "{}",
     "x-spark": "Spark",
     "x-batch": "in batches",

@@ -41,7 +41,7 @@ NO_PROCESS, NO_ANSWER = 502, 504
 
 _OUT_OF_SERVICE = "OUT_OF_SERVICE"
 _SEVERITY = (Status.DOWN.value, _OUT_OF_SERVICE, Status.UNKNOWN.value, Status.UP.value)
-_SUMS = ("inFlight", "hanging")
+_SUMS = ("inFlight", "hanging", "renewed", "expired")
 
 
 @dataclass(frozen=True, slots=True)

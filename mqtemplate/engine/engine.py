@@ -36,7 +36,7 @@ from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import TopicTable
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.topics import REVIVE_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _log = get_logger("mqtemplate.broker")
 
@@ -137,6 +137,7 @@ class Engine:
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
+        self._services_of_rocketmq: list[Service] = []
         self.groups = Groups(
             store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
         )
@@ -152,7 +153,7 @@ class Engine:
     def _create_pop(self) -> PopService:
         return PopService(
             *(self.store, self.topics, self.offsets, self.queues, self.name),
-            *(self.sends.store_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
+            *(self.sends.make_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
             max_in_flight=self.settings.pop_in_flight_max,
             max_held=self.settings.max_held_pops,
             check_open=self.lifecycle.check,
@@ -230,6 +231,7 @@ class Engine:
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
             self.pop.load()
+            self._services_of_rocketmq = self._create_services_of_rocketmq()
         except BaseException:
             self.delayed.timers.close()
             self.store.release()
@@ -250,6 +252,14 @@ class Engine:
         self.offsets.load()
         self.retention.activity.load()
 
+    def _create_services_of_rocketmq(self) -> list[Service]:
+        """Return the services that continue work of a RocketMQ broker that used the store directory before."""
+        if not any(name.startswith(REVIVE_TOPIC_PREFIX) for name in self.topics.names()):
+            return []
+        from mqtemplate.engine.pop.checkpoints import RocketMQCheckpoints  # few directories need it
+
+        return [RocketMQCheckpoints(self.store, self.topics, self.offsets, self.routes.create)]
+
     def _services_of_threads(self) -> dict[str, list[Service]]:
         # A checkpoint flushes each queue that has changed; producers wait for the other thread only.
         return {
@@ -258,7 +268,7 @@ class Engine:
             "mqtemplate-store": [*self.store.services(), self.groups.committed.service, self.pop.journal.snapshots],
             "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
-            "mqtemplate-pop": self.pop.services(),
+            "mqtemplate-pop": [*self.pop.services(), *self._services_of_rocketmq],
         }
 
     def _figures_service(self) -> list[Service]:

@@ -122,6 +122,8 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("listener.in_flight", "{message}", "Messages that were fetched and are not finished"),
     _gauge("listener.concurrency", "{call}", "Most calls of the handler that run at a time; hanging ones come on top"),
     _gauge("listener.hanging", "{call}", "Calls of the handler that run longer than its consume-timeout"),
+    _counter("listener.renewed", "{message}", "By POP: renewals of invisible times since the start of the listener"),
+    _counter("listener.expired", "{message}", "By POP: messages whose invisible time was over before they were done"),
     _gauge("worker.up", "1", "1 while a process of an application with several ones answers"),
     _gauge("group.lag", "{message}", "Messages after the committed offset of a group, by queue"),
     _gauge("group.committed", "{message}", "Committed offset of a group, by queue; it stands if nothing is consumed"),
@@ -179,8 +181,29 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _counter("transaction.committed", "{transaction}", "Committed transactions"),
     _counter("transaction.rolled_back", "{transaction}", "Transactions that were rolled back"),
     _counter("transaction.discarded", "{transaction}", "Half messages whose transaction was not ended"),
+    _counter("pop.popped", "{message}", "Messages delivered by POP, repeated deliveries too"),
+    _counter("pop.acked", "{message}", "Messages acknowledged by consumers that use POP"),
+    _counter("pop.expired", "{message}", "Deliveries by POP that were not acknowledged in time"),
+    _counter(
+        "pop.dead_lettered", "{message}", "Messages that went to the dead-letter topic after their last delivery by POP"
+    ),
+    _counter(
+        "pop.revived_of_rocketmq",
+        "{message}",
+        "Unacknowledged messages of a RocketMQ broker that used the store directory before: copied to retry topics",
+    ),
+    _gauge("pop.in_flight", "{message}", "Messages that are delivered by POP and not acknowledged"),
+    _gauge("pop.held", "{request}", "POP requests that wait for messages"),
     _gauge("sequence.partitions", "{partition}", "Partitions of sequenced sends that the broker remembers"),
     _counter("sequence.repeated", "{message}", "Messages of sequenced sends that were stored already"),
+    # --- POP
+    _counter("pop.popped", "{message}", "Messages delivered by POP, repeated deliveries too"),
+    _counter("pop.acked", "{message}", "Messages acknowledged by consumers that use POP"),
+    _counter("pop.expired", "{message}", "Deliveries by POP that were not acknowledged in time"),
+    _counter("pop.dead_lettered", "{message}",
+             "Messages that went to the dead-letter topic after their last delivery by POP"),
+    _gauge("pop.in_flight", "{message}", "Messages that are delivered by POP and not acknowledged"),
+    _gauge("pop.held", "{request}", "POP requests that wait for messages"),
     # --- server
     _gauge("server.connections", "{connection}", "Open connections of clients"),
     _counter("server.requests", "{request}", "Requests of clients"),

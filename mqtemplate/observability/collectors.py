@@ -62,6 +62,10 @@ def listener_samples(listeners: Iterable[ListenerContainer]) -> Iterator[MetricS
         yield MetricSample("listener.in_flight", MetricKind.GAUGE, container.in_flight, labels)
         yield MetricSample("listener.concurrency", MetricKind.GAUGE, container.concurrency, labels)
         yield MetricSample("listener.hanging", MetricKind.GAUGE, container.hanging_count, labels)
+        if container.endpoint.settings.is_pop:
+            renewed, expired = container.renewals
+            yield MetricSample("listener.renewed", MetricKind.COUNTER, renewed, labels)
+            yield MetricSample("listener.expired", MetricKind.COUNTER, expired, labels)
         # From 0: the increase of a counter that begins at its first value is unknown.
         outcomes = {**dict.fromkeys((*(each.value for each in NextStep), HANGING), 0), **container.outcomes}
         for outcome, count in outcomes.items():

@@ -15,6 +15,7 @@ from mqtemplate.testing.contract import (
     BrokerContract,
     BrokerUnderTest,
     GroupContract,
+    PopContract,
     PullContract,
     ReceiveContract,
     ReplyContract,
@@ -77,6 +78,9 @@ class TestPullingOnRealTime(_OnRealTime, PullContract): ...
 
 
 class TestGroupsOnRealTime(_OnRealTime, GroupContract): ...
+
+
+class TestPopOnRealTime(_OnRealTime, PopContract): ...
 
 
 class TestSelectingOnRealTime(_OnRealTime, SelectorContract): ...

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mqtemplate import ConsumeMode, MQApplication, RetryLater, RocketMQTemplate, message_listener
-from mqtemplate.broker import Broker, ConsumerSpec, MessageReader
+from mqtemplate.broker import Broker, ConsumerSpec, MessageReader, Registration
 from mqtemplate.brokers import (
     EmbeddedBroker,
     EmbeddedSettings,
@@ -24,6 +24,7 @@ from mqtemplate.brokers import (
     RemoteBroker,
     RemoteSettings,
 )
+from mqtemplate.brokers.grpc.consuming import GrpcPop
 from mqtemplate.brokers.grpc.member import GrpcGroups, PopMember
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
@@ -35,6 +36,7 @@ from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing.contract import (
     BrokerUnderTest,
     DelayContract,
+    PopContract,
     ReceiveContract,
     ScheduleChangeContract,
     SelectorContract,
@@ -89,6 +91,7 @@ class AdministeredBroker(GrpcBroker):
         self._server = server
         self.beside = RemoteBroker(RemoteSettings(name_servers=(server.address,), offset_path=folder))
         self.topics = list(topics)
+        self.has_order = False
 
     def start(self) -> None:
         self.beside.start()
@@ -112,8 +115,29 @@ class AdministeredBroker(GrpcBroker):
         return self.beside.reader
 
     @property
+    def pop(self) -> GrpcPop:
+        return _CreatedPop(super().pop, self._server, ordered=self.has_order)  # type: ignore[return-value]
+
+    @property
     def groups(self) -> GrpcGroups:
         return _CreatedGroups(super().groups, self._server)  # type: ignore[return-value]
+
+
+class _CreatedPop:
+    """POP by groups that are created before their first member joins."""
+
+    def __init__(self, pop: GrpcPop, server: GrpcServer, *, ordered: bool) -> None:
+        self._pop = pop
+        self._server = server
+        self._ordered = ordered
+
+    def join(self, spec: ConsumerSpec) -> Registration:
+        with Administrator(self._server) as administrator:
+            administrator.create_group(spec.group, retries=spec.max_reconsume_times, ordered=self._ordered)
+        return self._pop.join(spec)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._pop, name)
 
 
 class _CreatedGroups:
@@ -178,6 +202,7 @@ class _OverGrpc(
     SelectorContract,
     TransactionContract,
     ReceiveContract,
+    PopContract,
 ):
     """The parts of the contract that the protocol can do. A subclass has the fixture ``server``."""
 
@@ -195,6 +220,7 @@ class _OverGrpc(
 
         def connect(topics: Sequence[str] = ()) -> Broker:
             broker = AdministeredBroker(server, tmp_path, topics)
+            broker.has_order = "order" in request.function.__name__
             broker.start()
             return broker
 

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, assert_type
 
 import pytest
 
-from mqtemplate import Backoff, ConsumeMode, SparkBatch, message_listener, spark_listener
+from mqtemplate import (
+    Backoff,
+    ConsumeMode,
+    MessageExt,
+    MessageRequestMode,
+    SparkBatch,
+    message_listener,
+    spark_listener,
+)
 from mqtemplate.listener import ListenerAttributes
 
 if TYPE_CHECKING:
@@ -27,6 +35,17 @@ def test_a_type_checker_knows_each_attribute_and_its_type() -> None:
     message_listener("orders", "billing", selector_expression=4)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'consume_thread_number'"):
         message_listener("orders", "billing", consume_thread_numbr=4)  # type: ignore[call-arg]
+
+
+def test_a_type_checker_knows_the_request_modes_and_more_time_for_a_message() -> None:
+    message_listener("orders", "billing", request_mode=MessageRequestMode.POP, invisible_duration="2m")
+
+    @message_listener("orders", "billing", request_mode="POP", invisible_duration=timedelta(minutes=2))
+    def slow(message: MessageExt) -> None:
+        assert_type(message.extend("10m"), None)
+        message.extend([10])  # type: ignore[arg-type]
+
+    message_listener("orders", "billing", request_mode=True)  # type: ignore[arg-type]
 
 
 def test_a_type_checker_knows_retry_policies() -> None:

@@ -361,7 +361,7 @@ class EmbeddedPop(PopConsumers):
     def dead_letter(
         self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None
     ) -> None:
-        # The message stays invisible until its copy is stored. So nobody else has it, and nothing is copied twice.
+        # The message stays invisible until its copy is stored. So no other member has it, and nothing is copied twice.
         receipt = self.change_invisible(group, topic, received.receipt, _COPY_MS)
         spec = ConsumerSpec(group=group, subscriptions={})
         self._engine.sends.send_back(sent_back_message(spec, received.message, _TO_DEAD_LETTERS, None, properties))
@@ -378,8 +378,8 @@ class EmbeddedPop(PopConsumers):
             if self._engine.clock.is_virtual:
                 return
             raise BrokerError(
-                f"the change of a delivery is made, but was not flushed within {_FLUSH_S} s; see whether the disk is "
-                "slow, and repeat the call: a repetition has no further effect"
+                f"the delivery has changed, but the change was not flushed within {_FLUSH_S} s; see whether the disk "
+                "is slow, and repeat the call: a repetition has no further effect"
             ) from None
         if error is not None:
             raise error

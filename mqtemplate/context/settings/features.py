@@ -14,6 +14,7 @@ from mqtemplate.context.config.binding import ContradictionError
 from mqtemplate.context.settings.properties import (
     SECTION_CONFIG,
     CommaList,
+    Milliseconds,
     OptionalSecret,
     OptionalText,
     Properties,
@@ -84,7 +85,7 @@ class BackoffSettings(Properties):
 
 
 class ListenerDefaultSettings(Properties):
-    """Retry policy of all listeners; a value in ``@message_listener`` wins. And the listeners of this process."""
+    """Defaults of all listeners; a value in ``@message_listener`` wins. And the listeners of this process."""
 
     enabled: bool = True
     """False: this process runs no listeners and schedules. ``mqtemplate run`` runs them all the same."""
@@ -99,6 +100,8 @@ class ListenerDefaultSettings(Properties):
     given: all are retried."""
     not_retry_for: CommaList = ()
     """Exceptions that are not retried; their messages are dead letters at once."""
+    invisible_duration: Milliseconds = Field(60_000, ge=1_000, le=12 * 3_600_000)
+    """For listeners that receive by POP: the time for which other members do not see a message. It is renewed."""
 
     @field_validator("retry")
     @classmethod

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from mqtemplate.engine.pop.holds import HeldPops, HoldKey
+from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop_queue import MAX_WAITING, Delivery, PopQueue, Waiting
 from mqtemplate.engine.pop.progress import PopProgress, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle, retry_topic_v1
-from mqtemplate.engine.pop.requests import PoppedMessage, PopRequest, RecordReader, bounded
+from mqtemplate.engine.pop.requests import PopBatch, PoppedMessage, PopRequest, RecordReader, bounded
 from mqtemplate.errors import MessageError, StoreError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.hashes import tags_code
@@ -63,18 +64,16 @@ class Deliverer:
         self._broker_name = broker_name
         self._max_in_flight = max_in_flight
 
-    def deliver(
-        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, popped: list[PoppedMessage]
-    ) -> bool:
+    def deliver(self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, batch: PopBatch) -> bool:
         """Deliver messages of one queue. Return True if it may have more that were not looked at."""
         self._progress.begin(tracked, from_last=request.from_last)
         state = tracked.state
         state.limit_attempts(request.max_attempts)
-        room = min(request.max_count - len(popped), self._max_in_flight - len(state.in_flight))
+        room = min(batch.room, self._max_in_flight - len(state.in_flight))
         if room <= 0 or tracked.is_gone:
             return False
         pop = self._pop_ordered if request.is_ordered else self._pop_unordered
-        next_offset = pop(tracked, request, target, room, popped)
+        next_offset = pop(tracked, request, target, room, batch)
         is_cut = next_offset > state.next
         state.read_to(next_offset)
         self._progress.settle(tracked)
@@ -86,30 +85,36 @@ class Deliverer:
         return Delivery(pop_ms, visible_ms, bounded(request.session), attempt_id=bounded(request.attempt_id))
 
     def _pop_unordered(
-        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, popped: list[PoppedMessage]
+        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages in any order. Return the next queue offset to read."""
         state, now_ms = tracked.state, self._clock.now_ms()
+        pop_ms = now_ms
         found: list[tuple[int, StoredRecord, int]] = []
         for queue_offset in state.deliverable(room, is_ordered=False):
-            earlier = state.waiting[queue_offset].earlier
+            _, earlier, last_pop_ms = state.waiting[queue_offset]
+            pop_ms = max(pop_ms, last_pop_ms + 1)  # another one than before, since it identifies the delivery
             record = self._reader.record(target.topic, target.queue_id, queue_offset, request.selector)
             if record is None:
                 state.done([queue_offset])
-            else:
+            elif batch.takes(record):
                 found.append((queue_offset, record, earlier))
+            else:
+                break
         next_offset = self._first_offset(state, tracked.queue)
-        if len(found) < room:
+        if len(found) < room and batch.room:
             count = room - len(found)
             for queue_offset, record in self._reader.records(
                 target.topic, target.queue_id, next_offset, count, request.selector
             ):
-                next_offset = queue_offset + 1
                 if record is not None and self._is_new(state, queue_offset):
-                    found.append((queue_offset, record, 0))
-                    if len(found) == room:
+                    if not batch.takes(record):
                         break
-        delivery, start = self._delivery(request, now_ms), state.next
+                    found.append((queue_offset, record, 0))
+                next_offset = queue_offset + 1
+                if len(found) == room:
+                    break
+        delivery, start = self._delivery(request, pop_ms), state.next
         exhausted = [at for at, record, earlier in found if record.reconsume_times + earlier >= request.max_attempts]
         if exhausted:  # the next step copies them to the dead-letter topic
             state.deliver(exhausted, delivery._replace(visible_ms=now_ms, counts=False))
@@ -119,11 +124,11 @@ class Deliverer:
             state.deliver([queue_offset], delivery._replace(earlier=earlier))
         state.deliver([at for at, _, earlier in found if not earlier], delivery)
         for _, record, earlier in found:
-            popped.append(self._popped_message(request, target, start, now_ms, record, earlier))
+            batch.messages.append(self._popped_message(request, target, start, pop_ms, record, earlier))
         return next_offset
 
     def _pop_ordered(
-        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, popped: list[PoppedMessage]
+        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages whose message groups have no unacknowledged ones. Return the next queue offset to read."""
         state, pop_ms = tracked.state, self._clock.now_ms()
@@ -135,20 +140,24 @@ class Deliverer:
             if record is None:
                 state.done([queue_offset])
                 continue
-            pop_ms = max(pop_ms, before.pop_ms + 1)  # another one than before, since it identifies the delivery
+            if not repeated and not batch.takes(record):
+                break
+            pop_ms = max(pop_ms, before.pop_ms + 1)
             found.append((queue_offset, before.group or "", before.earlier, record))
         next_offset = self._first_offset(state, tracked.queue)
-        if not repeated and len(found) < room and len(state.waiting) < MAX_WAITING:
+        if not repeated and batch.room and len(found) < room and len(state.waiting) < MAX_WAITING:
             for queue_offset, record in self._reader.records(
                 target.topic, target.queue_id, next_offset, room - len(found), request.selector
             ):
-                next_offset = queue_offset + 1
                 if record is not None and self._is_new(state, queue_offset):
                     group = bounded(find_property(record.properties_bytes, SHARDING_KEY) or "")
                     if state.is_blocked(group):
                         state.wait(queue_offset, Waiting(group))
-                    else:
+                    elif batch.takes(record):
                         found.append((queue_offset, group, 0, record))
+                    else:
+                        break
+                next_offset = queue_offset + 1
                 if len(found) == room or len(state.waiting) >= MAX_WAITING:
                     break
         start = state.next
@@ -156,7 +165,7 @@ class Deliverer:
             [(at, group, earlier) for at, group, earlier, _ in found], self._delivery(request, pop_ms)
         )
         for _, _, earlier, record in found:
-            popped.append(self._popped_message(request, target, start, pop_ms, record, earlier))
+            batch.messages.append(self._popped_message(request, target, start, pop_ms, record, earlier))
         return next_offset
 
     def _first_offset(self, state: PopQueue, queue: MessageQueue) -> int:
@@ -186,32 +195,15 @@ class Deliverer:
         return PoppedMessage(record, handle, record.reconsume_times + earlier + 1)
 
 
-class StoredCopy(Protocol):
-    """A copy of a message that was stored; `MessageStore.confirm_async` makes it durable."""
+class MakeDeadLetter(Protocol):
+    """Function that creates a dead letter."""
 
-    @property
-    def end(self) -> int:
-        """Physical offset after it."""
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """Topics whose readers are notified then."""
-
-
-class _RetryCopy(NamedTuple):
-    end: int
-    topics: tuple[str, ...]
-
-
-class StoreDeadLetter(Protocol):
-    """Function that stores a dead letter."""
-
-    def __call__(self, record: StoredRecord, group: str) -> StoredCopy:
-        """Copy a record to the dead-letter topic of *group*.
+    def __call__(self, record: StoredRecord, group: str) -> RecordDraft:
+        """Return the copy of a record for the dead-letter topic of *group*, which exists then.
 
         Raises:
             MessageError: The copy is not a valid message.
-            StoreError: It was not stored.
+            StoreError: The topic cannot be created.
         """
 
 
@@ -259,18 +251,20 @@ class Reviver:
         self,
         store: MessageStore,
         progress: PopProgress,
+        journal: PopJournal,
         reader: RecordReader,
         holds: HeldPops,
         create_topic: Callable[[str, int], None],
-        dead_letter: StoreDeadLetter,
+        make_dead_letter: MakeDeadLetter,
         log: LimitedLog,
     ) -> None:
         self._store = store
         self._progress = progress
+        self._journal = journal
         self._reader = reader
         self._holds = holds
         self._create_topic = create_topic
-        self._dead_letter = dead_letter
+        self._make_dead_letter = make_dead_letter
         self._log = log
         self._expired = store.metrics.counter("pop.expired")
         self._dead_lettered = store.metrics.counter("pop.dead_lettered")
@@ -281,51 +275,59 @@ class Reviver:
         tracked = self._progress.take_due(now_ms)
         if tracked is None:
             return self._progress.next_due_ms()
-        copies: list[StoredCopy] = []
+        topics: set[str] = set()
+        end = 0
         with tracked.lock:
             state = tracked.state
             if self._progress.is_forgotten(tracked):
                 state.reset(state.base)
             due = state.take_due(now_ms, _MAX_PER_STEP)
             for queue_offset, delivery in due:
-                self._end(tracked, queue_offset, delivery, now_ms, copies)
+                try:
+                    if delivery.group is not None and delivery.attempts < state.max_attempts:
+                        state.wait_again(queue_offset)
+                    elif (draft := self._copy(tracked, queue_offset, delivery)) is None:
+                        state.done([queue_offset])
+                    else:
+                        end = self.append(tracked, queue_offset, draft)
+                        topics.add(draft.topic)
+                except (StoreError, MessageError) as exc:
+                    self._delay(tracked, queue_offset, now_ms, exc)
+                else:
+                    self._count(tracked, delivery)
             self._progress.settle(tracked)
-        for copy in copies:  # without the lock: it may call functions of others
-            self._store.confirm_async(copy.end, copy.topics)
+        if topics:  # without the lock: it may call functions of others
+            self._store.confirm_async(end, topics)
         if due:
             self._holds.changed(HoldKey(tracked.key.group, tracked.key.topic))
         return now_ms
 
-    def _end(
-        self, tracked: TrackedQueue, queue_offset: int, delivery: Delivery, now_ms: int, copies: list[StoredCopy]
-    ) -> None:
-        state, (group, topic, queue_id) = tracked.state, tracked.key
-        is_exhausted = delivery.attempts >= state.max_attempts
-        if delivery.group is not None and not is_exhausted:
-            state.wait_again(queue_offset)
-            self._count(tracked, delivery)
-            return
-        record = self._reader.record(topic, queue_id, queue_offset, None)
-        try:
-            if record is not None:
-                copies.append(self._copy(record, group, topic, delivery, state.max_attempts))
-        except (StoreError, MessageError) as exc:
-            self._log.warning("pop.revive_failed", group=group, topic=topic, queue_offset=queue_offset, reason=str(exc))
-            state.schedule(queue_offset, now_ms + _AFTER_ERROR_MS)
-            return
-        state.done([queue_offset])  # after the copy: a crash in between leads to two copies, not to none
-        self._count(tracked, delivery)
+    def append(self, tracked: TrackedQueue, queue_offset: int, copy: RecordDraft) -> int:
+        """Store the copy of a message, which is done then. Return the physical offset after the copy."""
+        end = self._journal.append_copy(copy, tracked.key, queue_offset)
+        tracked.state.done([queue_offset], is_noted=True)
+        return end
+
+    def _delay(self, tracked: TrackedQueue, queue_offset: int, now_ms: int, error: Exception) -> None:
+        group, topic, _ = tracked.key
+        self._log.warning("pop.revive_failed", group=group, topic=topic, queue_offset=queue_offset, reason=str(error))
+        tracked.state.schedule(queue_offset, now_ms + _AFTER_ERROR_MS)
 
     def _count(self, tracked: TrackedQueue, delivery: Delivery) -> None:
         if delivery.counts:
             tracked.state.expired += 1
             self._expired.add()
 
-    def _copy(self, record: StoredRecord, group: str, topic: str, delivery: Delivery, max_attempts: int) -> StoredCopy:
+    def _copy(self, tracked: TrackedQueue, queue_offset: int, delivery: Delivery) -> RecordDraft | None:
+        """Return the copy of an expired message; None if the message was deleted."""
+        group, topic, queue_id = tracked.key
+        record = self._reader.record(topic, queue_id, queue_offset, None)
+        if record is None:
+            return None
         attempts = record.reconsume_times + delivery.attempts
-        if attempts >= max_attempts:
+        if attempts >= tracked.state.max_attempts:
             self._dead_lettered.add()
-            return self._dead_letter(record, group)
+            return self._make_dead_letter(record, group)
         draft = retry_draft(record, topic, group, attempts, delivery.pop_ms)
         self._create_topic(draft.topic, 1)
-        return _RetryCopy(self._store.put(draft).end, (draft.topic,))
+        return draft

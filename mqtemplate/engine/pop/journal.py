@@ -15,7 +15,7 @@ from mqtemplate.engine.pop.pop_queue import Event
 from mqtemplate.engine.pop.progress import FORGOTTEN, PopProgress, QueueKey
 from mqtemplate.errors import CorruptRecordError, StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.services import AfterChangeService
 from mqtemplate.store.cleaning import KeptMessages
 from mqtemplate.store.message_store import MessageStore
@@ -105,7 +105,7 @@ class PopJournal:
             with self._lock:
                 events, self._events = self._events, {}
                 callbacks, self._callbacks = self._callbacks, []
-            self._unwritten += _bodies(events, min(_MAX_BODY_BYTES, self._store.sizes.commit_log // 4))
+            self._unwritten += self._bodies_of(events)
             try:
                 self._append_unwritten()
             except StoreError as exc:
@@ -120,18 +120,38 @@ class PopJournal:
             self._store.confirm_async(end, (), lambda failed: _call(callbacks, failed))
 
     def _append_unwritten(self) -> None:
-        if not self._unwritten:
-            return
+        while self._unwritten:
+            self._end = self._store.put(self._draft(self._unwritten[0]), though_full=True).end
+            del self._unwritten[0]
+
+    def _draft(self, body: bytes) -> RecordDraft:
         if not self._has_topic:
             self._topics.create(POP_PROGRESS_TOPIC, 1)
             self._has_topic = True
-        while self._unwritten:
-            now_ms = self._store.clock.now_ms()
-            draft = RecordDraft(POP_PROGRESS_TOPIC, 0, self._unwritten[0], b"", born_timestamp=now_ms)
-            self._end = self._store.put(draft, though_full=True).end
-            del self._unwritten[0]
         self._is_newer = True
         self.snapshots.changed()
+        return RecordDraft(POP_PROGRESS_TOPIC, 0, body, b"", born_timestamp=self._store.clock.now_ms())
+
+    def append_copy(self, copy: RecordDraft, key: QueueKey, queue_offset: int) -> int:
+        """Append the copy of a message and the note that the message is done, as one write: a kill leaves both or none.
+
+        The caller has the lock of the queue. Return the physical offset after both.
+
+        Raises:
+            MessageError: The copy is too large.
+            StoreError: Nothing was stored.
+        """
+        with self._write_lock:
+            with self._lock:
+                events, self._events = self._events, {}
+            self._unwritten += self._bodies_of(events)
+            self._append_unwritten()  # earlier events of the queue come first
+            (done,) = self._bodies_of({key: [["D", queue_offset]]})
+            self._end = self._store.put(Drafts([copy, self._draft(done)])).end
+            return self._end
+
+    def _bodies_of(self, events: dict[QueueKey, list[Event]]) -> list[bytes]:
+        return _bodies(events, min(_MAX_BODY_BYTES, self._store.sizes.commit_log // 4))
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, PopTarget, Reviver, StoreDeadLetter
+from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
 from mqtemplate.engine.pop.pop_queue import AckResult, Delivery
@@ -21,7 +21,15 @@ from mqtemplate.engine.pop.receipt_handle import (
     retry_topic_v1,
     retry_topic_v2,
 )
-from mqtemplate.engine.pop.requests import PopInFlight, PoppedMessage, PopRequest, PopResult, RecordReader, bounded
+from mqtemplate.engine.pop.requests import (
+    PopBatch,
+    PopInFlight,
+    PoppedMessage,
+    PopRequest,
+    PopResult,
+    RecordReader,
+    bounded,
+)
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
@@ -61,7 +69,7 @@ class PopService:
     All methods may be called by any thread. No lock is held while functions of others run.
 
     Args:
-        dead_letter: Stores dead letters.
+        make_dead_letter: Creates dead letters.
         create_topic: Creates a topic with a number of queues, unless it exists.
         max_in_flight: Most unacknowledged deliveries of a group in one queue; then it delivers no more from there.
         max_held: Most pops that wait.
@@ -80,7 +88,7 @@ class PopService:
         offsets: ConsumerOffsets,
         spans: QueueSpans,
         broker_name: str,
-        dead_letter: StoreDeadLetter,
+        make_dead_letter: MakeDeadLetter,
         create_topic: Callable[[str, int], None],
         journal: PopJournal,
         *,
@@ -93,7 +101,7 @@ class PopService:
         self._topics = topics
         self._spans = spans
         self._broker_name = broker_name
-        self._dead_letter = dead_letter
+        self._make_dead_letter = make_dead_letter
         self._max_in_flight = max_in_flight
         self._check_open = check_open
         self._random = random.Random(0) if store.clock.is_virtual else random.Random()
@@ -103,7 +111,9 @@ class PopService:
         self._reader = RecordReader(store, log)
         self._holds = HeldPops(store, max_held)
         self._deliverer = Deliverer(store, self._progress, self._reader, spans, broker_name, max_in_flight)
-        self._reviver = Reviver(store, self._progress, self._reader, self._holds, create_topic, dead_letter, log)
+        self._reviver = Reviver(
+            *(store, self._progress, journal, self._reader, self._holds, create_topic, make_dead_letter, log)
+        )
         self._sessions: dict[str, set[TrackedQueue]] = {}
         self._restored_sessions: set[str] = set()
         self._read_counts: tuple[object, dict[str, int]] = (None, {})
@@ -143,29 +153,29 @@ class PopService:
         """Return the result, and True if another pop may find messages at once."""
         self._check_open()
         targets = self._targets(request)
-        popped: list[PoppedMessage] = []
+        batch = PopBatch(request)
         busy: list[tuple[TrackedQueue, PopTarget]] = []
         if self._restored_sessions:
             self.keep_session(request.session)
         is_cut = False
         for target in targets:
-            if len(popped) >= request.max_count:
+            if not batch.room:
                 break
             tracked = self._track(request, target)
             if request.session:
                 self._sessions.setdefault(bounded(request.session), set()).add(tracked)
             if tracked.lock.acquire(blocking=False):
                 try:
-                    is_cut |= self._deliverer.deliver(tracked, request, target, popped)
+                    is_cut |= self._deliverer.deliver(tracked, request, target, batch)
                 finally:
                     tracked.lock.release()
             else:
                 busy.append((tracked, target))
-        for tracked, target in busy if not popped else ():
+        for tracked, target in busy if not batch.messages else ():
             with tracked.lock:
-                is_cut |= self._deliverer.deliver(tracked, request, target, popped)
-        self._popped.add(len(popped))
-        return PopResult(popped, self._rest(request.group, targets)), is_cut
+                is_cut |= self._deliverer.deliver(tracked, request, target, batch)
+        self._popped.add(len(batch.messages))
+        return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
 
     def _targets(self, request: PopRequest) -> list[PopTarget]:
         """Return the queues in the order of this pop: from a random one on, and the retry topics first or last."""
@@ -180,10 +190,17 @@ class PopService:
             start = self._random.randrange(count)
             queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
         if request.is_ordered:
+            if request.attempt_id:  # the messages of a repeated pop come first
+                attempt_id = bounded(request.attempt_id)
+                queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
             return queues
         names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
         retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
         return [*retries, *queues] if self._random.random() < _RETRY_FIRST else [*queues, *retries]
+
+    def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
+        tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
+        return tracked is not None and tracked.state.has_attempt(attempt_id)
 
     def _read_count(self, topic: str) -> int:
         state, counts = self._read_counts
@@ -283,7 +300,8 @@ class PopService:
             when_durable: Called when the acknowledgement survives a crash; at once with ``ASYNC_FLUSH``.
 
         Returns:
-            False if there is a newer delivery of the message: nothing has changed.
+            True if the message is done, also if it was acknowledged before. False if there is a newer delivery, or the
+            time of this one is over: the message may come again.
         """
         self._check_open()
         tracked = self._of_handle(group, topic, handle)
@@ -292,11 +310,13 @@ class PopService:
         with tracked.lock:
             state = tracked.state
             result = state.ack(handle.queue_offset, handle.pop_ms)
-            if result is AckResult.UNKNOWN and self._is_credible(tracked, handle):
+            is_full = len(state.acked_ahead) >= self._max_in_flight
+            if result is AckResult.UNKNOWN and not is_full and self._is_credible(tracked.key, handle):
                 state.ack_ahead(handle.queue_offset)
                 result = AckResult.DONE
             self._progress.settle(tracked)
-        if result not in (AckResult.DONE, AckResult.REPEATED):
+        is_known = result is AckResult.DONE or handle.expires_ms > self._clock.now_ms()
+        if result not in (AckResult.DONE, AckResult.REPEATED) or not is_known:
             return False
         if result is AckResult.DONE:
             self._acked.add()
@@ -309,15 +329,15 @@ class PopService:
         """Return the queue of a handle; None if there is none."""
         key = QueueKey(group, handle.real_topic(topic, group), handle.queue_id)
         tracked = self._progress.find(key)
-        if tracked is None and self._progress.has_offset(key):
-            tracked = self._progress.track(key, from_last=True)
+        if tracked is None and (self._progress.has_offset(key) or self._is_credible(key, handle)):
+            tracked = self._progress.track(key, from_last=True, start=handle.start_offset)
         return tracked
 
-    def _is_credible(self, tracked: TrackedQueue, handle: ReceiptHandle) -> bool:
+    def _is_credible(self, key: QueueKey, handle: ReceiptHandle) -> bool:
         """Return True if a handle can be of a delivery that a crash has lost."""
-        if handle.expires_ms <= self._clock.now_ms() or len(tracked.state.acked_ahead) >= self._max_in_flight:
+        if handle.expires_ms <= self._clock.now_ms() or not self._store.has_queue(key.topic, key.queue_id):
             return False
-        units = self._store.consume_queue(tracked.key.topic, tracked.key.queue_id).unit_tuples(handle.queue_offset, 1)
+        units = self._store.consume_queue(key.topic, key.queue_id).unit_tuples(handle.queue_offset, 1)
         return bool(units) and handle.physical_offset in (None, units[0][0])
 
     def change_invisible(
@@ -346,12 +366,16 @@ class PopService:
         now_ms = self._clock.now_ms()
         pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
         with tracked.lock:
-            changed = tracked.state.change(
-                handle.queue_offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts)
-            )
+            state, offset = tracked.state, handle.queue_offset
+            changed = state.change(offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts))
+            is_released = changed is not None and invisible_ms <= 0 and not counts
+            if is_released:  # it was not handled: it needs no copy in the retry topic
+                state.wait_again(offset, counts=False)
             self._progress.settle(tracked)
         if changed is None:
             return None
+        if is_released:
+            self._holds.changed(HoldKey(group, topic))
         self.journal.confirm(when_durable)
         return handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
 
@@ -359,7 +383,7 @@ class PopService:
         """Copy a message to the dead-letter topic of the group, and acknowledge it.
 
         Returns:
-            False if there is a newer delivery of the message, or the message was deleted.
+            False as by `ack`.
 
         Raises:
             MessageError: The copy is not a valid message.
@@ -369,17 +393,26 @@ class PopService:
         tracked = self._of_handle(group, topic, handle)
         if tracked is None:
             return False
+        end, copy = 0, None
         with tracked.lock:
             state, offset = tracked.state, handle.queue_offset
             found = state.in_flight.get(offset) or state.waiting.get(offset)
-            if found is None or found.pop_ms != handle.pop_ms:
-                return found is None and offset < state.next
-            record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
-            copy = None if record is None else self._dead_letter(record, group)
-            state.done([offset])
+            if found is None:
+                is_known = offset < state.next and handle.expires_ms > self._clock.now_ms()
+            else:
+                is_known = found.pop_ms == handle.pop_ms
+            if found is not None and is_known:
+                record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
+                if record is None:
+                    state.done([offset])
+                else:
+                    copy = self._make_dead_letter(record, group)
+                    end = self._reviver.append(tracked, offset, copy)
             self._progress.settle(tracked)
+        if not is_known:
+            return False
         if copy is not None:
-            self._store.confirm_async(copy.end, copy.topics)
+            self._store.confirm_async(end, (copy.topic,))
         if handle.is_ordered:
             self._holds.changed(HoldKey(group, topic))
         self.journal.confirm(when_durable)
@@ -424,8 +457,8 @@ class PopService:
         """
         wanted = None if topic is None else {topic, retry_topic_v1(topic, group), retry_topic_v2(topic, group)}
         found = []
-        for tracked in self._progress:
-            if tracked.key.group == group and (wanted is None or tracked.key.topic in wanted):
+        for tracked in self._progress.of_group(group):
+            if wanted is None or tracked.key.topic in wanted:
                 with tracked.lock:
                     state = tracked.state
                     oldest_ms = min((each.pop_ms for each in state.in_flight.values()), default=None)

@@ -28,6 +28,7 @@ class PopRequest:
 
     Attributes:
         queue_id: The queue; -1 for all.
+        max_bytes: Size of all records together, unless the first one is larger.
         invisible_ms: Time until the messages are delivered again, if they are not acknowledged.
         selector: None for all messages. The others are done for the group.
         is_ordered: Deliver the messages of a message group one pop after the other, in their order.
@@ -41,6 +42,7 @@ class PopRequest:
     topic: str
     queue_id: int = -1
     max_count: int = 32
+    max_bytes: int = 256 << 10
     invisible_ms: int = 60_000
     selector: Selector | None = None
     is_ordered: bool = False
@@ -74,6 +76,29 @@ class PopResult:
     messages: Sequence[PoppedMessage]
     rest: int = 0
     is_full: bool = False
+
+
+class PopBatch:
+    """The messages of one pop so far, from all queues."""
+
+    def __init__(self, request: PopRequest) -> None:
+        self.messages: list[PoppedMessage] = []
+        self._max_count = request.max_count
+        self._max_bytes = request.max_bytes
+        self._bytes = 0
+
+    @property
+    def room(self) -> int:
+        """Number of messages that may follow; 0 if the size is reached."""
+        return self._max_count - len(self.messages) if self._bytes < self._max_bytes else 0
+
+    def takes(self, record: StoredRecord) -> bool:
+        """Count the size of a record, and return True; return False if it is too large after the others."""
+        if self._bytes and self._bytes + record.total_size > self._max_bytes:
+            self._bytes = self._max_bytes
+            return False
+        self._bytes += record.total_size
+        return True
 
 
 class PopInFlight(NamedTuple):

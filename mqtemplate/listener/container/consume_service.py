@@ -230,7 +230,7 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
         return [Failure(messages, error)]
 
     def _may_take_longer(self, work: Sequence[_Work]) -> bool:
-        """Return True if the handler of some work has asked for more time than ``consume_timeout``."""
+        """Return True if the handler of some work has requested more time than ``consume_timeout``."""
         return False
 
     def _pauses(self, failures: Sequence[Failure]) -> bool:

@@ -17,10 +17,10 @@ from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import ListenerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.futures import running_loop
+from mqtemplate.listener.container.consume_modes import PullMembership
 from mqtemplate.listener.container.loops import HandlerLoop, LoopThread, RunningLoop
 from mqtemplate.listener.container.membership import ContainerState, Membership
 from mqtemplate.listener.container.process_queue import Repositioning, epoch_ms
-from mqtemplate.listener.container.request_modes import PopMembership, PullMembership
 from mqtemplate.listener.declaration.resolution import matching
 from mqtemplate.listener.failures.failure_log import FailureLog
 from mqtemplate.listener.handler.invoke import HandlerInvocation, Observer, around, listener_info, uses_loop
@@ -104,8 +104,7 @@ class ListenerContainer:
     @property
     def renewals(self) -> tuple[int, int]:
         """By POP: numbers of renewed invisible times, and of those that were over too early, since the last start."""
-        member = self.member
-        return (member.deliveries.renewed, member.deliveries.expired) if isinstance(member, PopMembership) else (0, 0)
+        return (0, 0) if self.member is None else self.member.renewals
 
     @property
     def hanging_count(self) -> int:
@@ -137,8 +136,7 @@ class ListenerContainer:
                 raise ListenerError(f"{self.name} is being stopped; start it when stop() has returned")
             if self.endpoint.settings.topic_patterns:
                 self._find_topics()
-            kind = PopMembership if self.endpoint.settings.is_pop else PullMembership
-            self.member = member = kind(
+            self.member = member = self._kind_of_membership()(
                 self.endpoint,
                 self.broker,
                 self._make_invocation(),
@@ -165,6 +163,13 @@ class ListenerContainer:
                 used=replaced,
                 reason="the broker has no exact retry delays; each retry has the nearest level that is not shorter",
             )
+
+    def _kind_of_membership(self) -> type[Membership]:
+        if not self.endpoint.settings.is_pop:
+            return PullMembership
+        from mqtemplate.listener.container.pop import PopMembership  # few listeners need it
+
+        return PopMembership
 
     def _make_invocation(self) -> HandlerInvocation:
         observation = self._observation

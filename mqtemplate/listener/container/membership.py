@@ -172,6 +172,11 @@ class Membership(ABC):
     def in_flight(self) -> int:
         """Number of messages that were fetched and are not finished."""
 
+    @property
+    def renewals(self) -> tuple[int, int]:
+        """Numbers of renewed invisible times, and of those that were over too early; none without POP."""
+        return 0, 0
+
     @abstractmethod
     def positions(self) -> dict[MessageQueue, int | None]:
         """Return the committed offset of each queue that is assigned to this member; None before the first commit."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from datetime import timedelta
 from logging import WARNING
 from typing import Any
 
 from mqtemplate.broker import PopConsumers, ReceivedMessage
 from mqtemplate.clock import Clock
+from mqtemplate.durations import option_ms
 from mqtemplate.errors import BrokerClosedError, ForkedError, InvalidReceiptHandleError, MQTemplateError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.listener.declaration.settings import ListenerSettings
@@ -39,21 +41,6 @@ class PopDelivery:
         order: Messages of one order are handled one after the other; None if the listener is not ordered.
     """
 
-    __slots__ = (
-        "dropped",
-        "due_ms",
-        "extended_ms",
-        "is_handled",
-        "lock",
-        "message",
-        "order",
-        "receipt",
-        "received",
-        "superseded",
-        "table",
-        "visible_ms",
-    )
-
     def __init__(self, table: PopDeliveries, received: ReceivedMessage, order: Hashable) -> None:
         self.table = table
         self.received = received
@@ -74,9 +61,9 @@ class PopDelivery:
         """Acknowledge the message."""
         self.table.acknowledge(self)
 
-    def extend(self, duration_ms: int) -> None:
+    def extend(self, duration: str | timedelta | float) -> None:
         """See `MessageExt.extend`."""
-        self.table.extend(self, duration_ms)
+        self.table.extend(self, option_ms("duration", duration, ValueError))
 
 
 class PopDeliveries:

@@ -54,6 +54,7 @@ def _epoch_ms(value: int | str) -> int | None:
 
 
 _AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:30000}"
+_INVISIBLE = "${mqtemplate.listener.invisible-duration:1m}"
 _MIDDLEWARES = "objects, classes, or dotted names of these, such as 'shop.audit.Audit'"
 _TIMESTAMP = Attribute("", "epoch milliseconds or yyyyMMddHHmmss (local time)", _epoch_ms)
 
@@ -89,9 +90,9 @@ class ListenerAttributes(TypedDict, total=False):
     request_mode: Annotated[MessageRequestMode | str, choice(MessageRequestMode.PULL)]
     """``PULL``, or ``POP``: each message is acknowledged by itself, more members than queues help, and a slow handler
     keeps only its own message."""
-    invisible_duration: Annotated[Duration, duration("1m", 1_000, 12 * 3_600_000)]
+    invisible_duration: Annotated[Duration, duration(_INVISIBLE, 1_000, 12 * 3_600_000)]
     """Milliseconds, or a duration such as ``"1m"``: by POP, the time for which other members do not see a message. It
-    is renewed while the message waits for a handler or is handled; `MessageExt.extend` asks for more."""
+    is renewed while the message waits for a handler or is handled; `MessageExt.extend` requests more."""
     consume_thread_number: Annotated[int | str, number(20, 1, 1_000)]
     """Maximum number of handlers that run at the same time."""
     consume_thread_max: Annotated[int | str, number(64, 1, 1_000)]

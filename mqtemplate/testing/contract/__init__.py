@@ -12,6 +12,7 @@ A broker is tested by one class::
 from mqtemplate.testing.contract.broker_contract import BrokerContract
 from mqtemplate.testing.contract.delays import DelayContract, ScheduleChangeContract
 from mqtemplate.testing.contract.groups import GroupContract, ReceiveContract, RetryContract
+from mqtemplate.testing.contract.pop import PopContract
 from mqtemplate.testing.contract.reading import PullContract, QueryContract, SelectorContract
 from mqtemplate.testing.contract.sending import SendContract, SequencedSendContract
 from mqtemplate.testing.contract.transactions import ReplyContract, TransactionContract
@@ -22,6 +23,7 @@ __all__ = [
     "BrokerUnderTest",
     "DelayContract",
     "GroupContract",
+    "PopContract",
     "PullContract",
     "QueryContract",
     "ReceiveContract",

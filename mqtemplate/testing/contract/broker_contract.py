@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mqtemplate.testing.contract.delays import DelayContract, ScheduleChangeContract
 from mqtemplate.testing.contract.groups import GroupContract, ReceiveContract, RetryContract
+from mqtemplate.testing.contract.pop import PopContract
 from mqtemplate.testing.contract.reading import PullContract, QueryContract, SelectorContract
 from mqtemplate.testing.contract.sending import SendContract, SequencedSendContract
 from mqtemplate.testing.contract.transactions import ReplyContract, TransactionContract
@@ -16,6 +17,7 @@ class BrokerContract(
     SendContract,
     PullContract,
     GroupContract,
+    PopContract,
     RetryContract,
     DelayContract,
     ScheduleChangeContract,

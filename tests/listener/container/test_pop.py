@@ -17,6 +17,7 @@ from mqtemplate.listener import ListenerRegistry, message_listener
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record import dead_letter
 from mqtemplate.selectors.tags import TagSelector
+from tests.kit import application
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -525,3 +526,15 @@ def test_an_administrator_moves_the_group_while_it_has_members(app: App, recorde
 
     assert [call[2] for call in recorder.calls] == ["a", "b", "b"]
     assert [member.client_id for member in app.broker.admin().group("billing").members] == ["POP@000001"]
+
+
+def test_the_configuration_has_the_invisible_time_of_listeners_that_do_not_say_it() -> None:
+    @message_listener("orders", "billing", id="bill", request_mode="${shop.mode:PULL}")
+    def bill(body: str) -> None: ...
+
+    settings = {"mqtemplate.listener.invisible-duration": "5m", "shop.mode": "POP"}
+    with application(bill, settings=settings) as app:
+        [container] = app.containers
+
+        assert container.endpoint.settings.is_pop
+        assert container.endpoint.settings.invisible_duration == 300_000

@@ -52,7 +52,7 @@ def defaults() -> dict[str, Any]:
     def resolve(text: str) -> str:
         if "enable-msg-trace" in text:
             return "false"
-        return "1000" if "await-termination" in text else text
+        return "1000" if "await-termination" in text or "invisible-duration" in text else text
 
     return MESSAGE_LISTENER.read("listener t", spec(), resolve)
 

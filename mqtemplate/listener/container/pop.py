@@ -1,20 +1,26 @@
-"""Memberships of the two request modes: pulling from assigned queues, and receiving by POP."""
+"""Receiving by POP: each message is acknowledged by itself, and is invisible to other members until then.
+
+Source: RocketMQ ``client: ConsumeMessagePopConcurrentlyService``.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mqtemplate.broker import Broker
-from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError, ListenerError, UnsupportedError
-from mqtemplate.listener.container.consume_modes import OrderlyConsumeService, PopConsumeService, PullConcurrentService
-from mqtemplate.listener.container.consume_service import ConsumeService
+from mqtemplate.broker import Broker, PopConsumers
+from mqtemplate.errors import ListenerError, UnsupportedError
+from mqtemplate.listener.container.consume_service import ConcurrentConsumeService, ConsumeService
 from mqtemplate.listener.container.membership import Membership
-from mqtemplate.listener.container.pop_deliveries import PopDelivery
-from mqtemplate.listener.container.process_queue import ProcessQueues, Repositioning
+from mqtemplate.listener.container.pop_deliveries import PopDeliveries, PopDelivery
+from mqtemplate.listener.container.process_queue import Repositioning
+from mqtemplate.listener.failures.failure import Decision, NextStep, raise_if_not_of_handler
+from mqtemplate.listener.failures.policy import properties_of_dead_letter
 from mqtemplate.message import MessageExt, MessageQueue, create_unique_id
 from mqtemplate.services import Service, ServiceRunner
 
@@ -23,64 +29,174 @@ _RETRY_MS = 1_000
 _JOIN_S = 10.0
 
 
-class PullMembership(Membership):
-    """Membership that pulls from the queues that are assigned to it, and commits offsets.
+class _Order:
+    """Messages of one order that this member has. One call of the handler at a time has some of them.
 
     Attributes:
-        consumer: The member of the group at the broker.
-        queues: Messages that were fetched and are not finished.
+        taken: Number of messages that a call of the handler has.
+        has_failed: One of these failed: the waiting ones are released, and come again after it.
     """
 
-    def _join(self, broker: Broker) -> ConsumeService[Any, Any]:
+    __slots__ = ("has_failed", "taken", "waiting")
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.has_failed = False
+        self.waiting: deque[PopDelivery] = deque()
+
+
+@dataclass(eq=False, kw_only=True)
+class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
+    """Messages that were received by POP, side by side.
+
+    - A message is acknowledged when its handler returns. One that failed becomes visible to all members again after
+      the delay that the failure policy decides, or goes to the dead letter topic.
+    - ``ORDERLY``: messages with one ``hash_key`` are handled one after the other, and a batch has them in their order.
+      After a failure the others of the key are released: the broker delivers them after the one that failed.
+
+    Args:
+        pop: The broker's part for POP.
+        on_free: Called when a handler may be free for another message.
+    """
+
+    pop: PopConsumers
+    on_free: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         settings = self.endpoint.settings
-        self.consumer = broker.groups.subscribe(settings.consumer_spec(self._clock.now_ms()))
-        self.queues = ProcessQueues(self.consumer)
-        kind = OrderlyConsumeService if settings.is_orderly else PullConcurrentService
-        service = kind(consumer=self.consumer, queues=self.queues, **self._service_arguments())
-        self._take: Callable[[Sequence[MessageExt]], None] = service.accept
-        self._excluded = service.excluded
-        self.wake_fetch = self.consumer.wake
-        self._repositioning = Repositioning(broker, self.consumer, self.queues, service.discard_dropped)
-        return service
+        self._is_ordered = settings.is_orderly
+        self._orders: dict[Hashable, _Order] = {}
+        self._order_lock = threading.Lock()
+        self.deliveries = PopDeliveries(settings, self.pop, self.clock, self._on_settled, self.on_free)
 
     @property
-    def in_flight(self) -> int:
-        return self.queues.in_flight
-
-    def positions(self) -> dict[MessageQueue, int | None]:
-        return {queue: self.consumer.committed(queue) for queue in self.consumer.assignment()}
-
-    def reposition(self, move: Callable[[Repositioning], None]) -> None:
-        self.run_when_polling(lambda: move(self._repositioning))
-
-    def _fetch(self, wait_ms: int) -> bool:
-        self.queues.refresh()
-        if resets := self.consumer.take_resets():
-            self._repositioning.by_administrator(resets)
-        without = self._excluded()
-        settings = self.endpoint.settings
-        try:
-            messages = self.consumer.poll(settings.pull_batch_size, wait_ms, without=without)
-        except CorruptRecordError as error:
-            self._log.error(
-                "listener.record_corrupt", file=str(error.path), offset=error.physical_offset, reason=error.reason
-            )
-            return True
-        if not messages:
-            self.queues.commit_positions(without)
-            return False
-        self._take(messages)
-        if settings.pull_interval:
-            self._next_poll_ms = self._clock.steady_ms() + settings.pull_interval
+    def waits_to_settle(self) -> bool:
         return True
 
-    def _leave(self) -> None:
+    @property
+    def order_count(self) -> int:
+        """Number of orders of which this member has messages."""
+        return len(self._orders)
+
+    def accept(self, deliveries: Sequence[PopDelivery]) -> None:
+        """Take received messages."""
+        if not self._is_ordered:
+            self._ready.extend((delivery, delivery.message) for delivery in deliveries)
+            return
+        with self._order_lock:
+            for delivery in deliveries:
+                order = self._orders.get(delivery.order)
+                if order is None:
+                    self._orders[delivery.order] = _Order()
+                    self._ready.append((delivery, delivery.message))
+                else:
+                    order.waiting.append(delivery)
+
+    def unstarted(self) -> list[PopDelivery]:
+        """Return the messages that no handler has, and forget them."""
+        found: list[PopDelivery] = []
+        with self._order_lock:
+            while self._ready:
+                try:
+                    delivery, _ = self._ready.popleft()
+                except IndexError:
+                    break  # a thread took the last one
+                found.append(delivery)
+                if self._is_ordered and (order := self._orders.get(delivery.order)) is not None and not order.taken:
+                    del self._orders[delivery.order]
+                    found += order.waiting
+            for order in self._orders.values():
+                found += order.waiting
+                order.waiting.clear()
+        return found
+
+    def abandon(self) -> int:
+        self._orders.clear()
+        return super().abandon()
+
+    def _take(self) -> list[tuple[PopDelivery, MessageExt]]:
+        if not self._is_ordered:
+            return super()._take()
+        work: list[PopDelivery] = []
+        released: list[PopDelivery] = []
+        with self._order_lock:
+            while self._ready and len(work) < self._take_size:
+                head, _ = self._ready.popleft()
+                order = self._orders[head.order]
+                if head.dropped:
+                    released += order.waiting
+                    del self._orders[head.order]
+                    continue
+                work.append(head)
+                order.taken += 1
+                while order.waiting and not order.waiting[0].dropped and len(work) < self._take_size:
+                    work.append(order.waiting.popleft())
+                    order.taken += 1
+        self.deliveries.release(released)
+        return [(delivery, delivery.message) for delivery in work]
+
+    def _put_back(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> None:
+        if not self._is_ordered:
+            super()._put_back(work)
+            return
+        with self._order_lock:
+            heads: dict[Hashable, PopDelivery] = {}
+            for delivery, _ in reversed(work):
+                order = self._orders[delivery.order]
+                order.taken -= 1
+                if (follower := heads.get(delivery.order)) is not None:
+                    order.waiting.appendleft(follower)
+                heads[delivery.order] = delivery
+            self._ready.extendleft((head, head.message) for head in heads.values())
+
+    def _on_settled(self, delivery: PopDelivery, is_done: bool) -> None:
+        """Let the next message of an order be handled; after a failure release the others."""
+        released: list[PopDelivery] = []
+        if delivery.order is not None:
+            with self._order_lock:
+                released = self._end_turn(delivery, is_done)
+            self.on_free()  # there is one order less, perhaps
+        self.deliveries.release(released)
+
+    def _end_turn(self, delivery: PopDelivery, is_done: bool) -> list[PopDelivery]:
+        order = self._orders.get(delivery.order)
+        if order is None:
+            return []
+        order.taken -= 1
+        order.has_failed |= not is_done
+        if order.taken:
+            return []
+        if order.waiting and not order.has_failed:
+            head = order.waiting.popleft()
+            self._ready.append((head, head.message))
+            return []
+        del self._orders[delivery.order]
+        return list(order.waiting)
+
+    # --- failures ----------------------------------------------------------------------------------
+
+    def _may_take_longer(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> bool:
+        now_ms = self.clock.steady_ms()
+        return any(delivery.extended_ms > now_ms for delivery, _ in work)
+
+    def _finish_failed(
+        self, holder: PopDelivery, message: MessageExt, decision: Decision, error: BaseException | None
+    ) -> None:
         try:
-            self.queues.commit()
-        except (BrokerClosedError, ForkedError):
-            self._log.warning("listener.commit_failed", reason="the broker was closed first")
-        finally:
-            self.consumer.close()
+            if decision.next_step is NextStep.DEAD_LETTER:
+                now_ms = self.clock.now_ms()
+                properties = properties_of_dead_letter(self.endpoint.id, message, error, now_ms)
+                self.deliveries.send_to_dead_letters(holder, properties)
+            else:
+                self.deliveries.hide(holder, decision.delay_ms)
+        except BaseException as refusal:
+            raise_if_not_of_handler(refusal)
+            self.failures.send_back_failed(message, refusal, self.deliveries.left_ms(holder))
+
+    def _not_settled(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> None:
+        for delivery, _ in work:
+            self.deliveries.let_expire(delivery)
 
 
 class PopMembership(Membership):
@@ -115,6 +231,10 @@ class PopMembership(Membership):
     @property
     def in_flight(self) -> int:
         return len(self.deliveries)
+
+    @property
+    def renewals(self) -> tuple[int, int]:
+        return self.deliveries.renewed, self.deliveries.expired
 
     def positions(self) -> dict[MessageQueue, int | None]:
         return {}
