@@ -32,7 +32,6 @@ _log = get_logger("mqtemplate.remote")
 
 _SHORTEST_POLL_MS = 5_000  # a proxy waits so long in any case; RocketMQ: grpcClientConsumerMinLongPollingTimeoutMillis
 _LONGEST_POLL_MS = 20_000
-_SHORTEST_WAIT_MS = 500  # the answer of a proxy that has messages must arrive in this time
 _MOST_AT_ONCE = 32
 _MOST_RECEIPTS = 100_000
 _CORRUPT_MS = 10_000
@@ -183,6 +182,9 @@ class GrpcPop:
     ) -> list[ReceivedMessage]:
         """See `PopConsumers.receive`.
 
+        Without messages it takes five seconds at least: a proxy waits so long in any case, and RocketMQ's goes on after
+        the client has ended the request; messages that arrive then would be invisible to everyone for seconds.
+
         Of several brokers all are asked at once; the requests that still wait when the first messages are there are
         ended. Whether messages are in order is a setting of the group at the broker.
         """
@@ -205,7 +207,7 @@ class GrpcPop:
             request.invisible_duration.FromMilliseconds(invisible_ms)
         if attempt_id:
             request.attempt_id = attempt_id
-        deadline = time.monotonic() + max(wait_ms, _SHORTEST_WAIT_MS) / 1_000
+        deadline = time.monotonic() + wait_ms / 1_000
         receiving = _Receiving(self, member, request, selector, deadline)
         if len(queues) == 1:
             return receiving.from_one(queues[0])
@@ -397,14 +399,10 @@ class _Receiving:
         call = context.channels.stream(queue.endpoints, member.session.id, "ReceiveMessage", request, timeout_ms)
         receive = _ReceiveCall(call)
         member.receives.add(receive)
-        timer = threading.Timer(left_ms / 1_000, receive.stop) if left_ms < poll_ms else None
         operation = f"receive messages of {queue.queue.topic!r}"
         try:
             if member.is_closed:
                 receive.stop()
-            if timer is not None:
-                timer.daemon = True
-                timer.start()
             return self._read(receive, queue, operation), False
         except RpcError as exc:
             if not is_cancelled(exc):
@@ -416,8 +414,6 @@ class _Receiving:
             return [], True
         finally:
             member.receives.discard(receive)
-            if timer is not None:
-                timer.cancel()
 
     def _read(self, receive: _ReceiveCall, queue: RouteQueue, operation: str) -> list[ReceivedMessage]:
         messages: list[ReceivedMessage] = []
