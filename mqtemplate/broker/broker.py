@@ -43,7 +43,7 @@ class Capability(Enum):
     BATCH_DELAY = "delays on a batch"
     SCHEDULE_CHANGE = "cancel and reschedule"
     TIMER_CHANGE = "changes of messages with a timer"
-    RECALL = "cancel a message with a timer by its handle, if there is no TIMER_CHANGE"
+    RECALL = "cancel messages with a timer, by handle only"
     PENDING = "queries for pending messages"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"

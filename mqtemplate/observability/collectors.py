@@ -153,12 +153,17 @@ def _lags_of_new_groups(
 
 
 def _lags_of(container: ListenerContainer, own: Broker) -> Iterator[GroupLag]:
+    """Yield the lags of a listener; none if its broker does not tell offsets, as a proxy over gRPC."""
     settings, broker = container.endpoint.settings, container.broker
     # Only servers of this library take sequenced sends. They do not know the offsets of broadcasting groups.
     is_ours = not broker.is_embedded and Capability.SEQUENCED_SEND in broker.capabilities
     for queue, committed in sorted(container.positions().items()):
+        try:
+            lag = _lag(broker, settings.group, queue, committed)
+        except UnsupportedError:
+            return
         yield replace(
-            _lag(broker, settings.group, queue, committed),
+            lag,
             listener="" if broker is own else container.endpoint.id,
             is_exported_by_server=is_ours and not settings.is_broadcasting,
         )

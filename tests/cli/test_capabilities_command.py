@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.broker import Capability
 from mqtemplate.cli import main
 from mqtemplate.cli.commands.bench import capability_report
+from tests.brokers.grpc.scripted_proxy import ScriptedProxy
 from tests.server.process import BrokerProcess
 
 
@@ -43,3 +44,22 @@ def test_the_error_names_a_missing_name_server(tmp_path: Path, capsys: pytest.Ca
 
     assert code == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_proxy_has_the_capabilities_of_its_protocol(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ScriptedProxy() as proxy:
+        code = main(["capabilities", f"grpc://{proxy.address}", "--config", str(tmp_path)])
+
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert [line.split()[-1] for line in printed.splitlines() if "by handle only" in line] == ["yes"]
+    assert [line.split()[-1] for line in printed.splitlines() if "queries for pending" in line] == ["no"]
+
+
+def test_a_proxy_is_not_administered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["topics", "ls", "--name-server", "grpc://127.0.0.1:1", "--config", str(tmp_path)])
+
+    assert code == 1
+    assert "RocketMQ's gRPC protocol administers nothing; name the name server" in " ".join(
+        capsys.readouterr().err.split()
+    )

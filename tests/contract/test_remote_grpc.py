@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate import MQApplication, RetryLater, RocketMQTemplate, message_listener
-from mqtemplate.broker import Broker, ConsumerSpec, MessageReader
+from mqtemplate import ConsumeMode, MQApplication, RetryLater, RocketMQTemplate, message_listener
+from mqtemplate.broker import Broker, ConsumerSpec, MessageReader, Registration
 from mqtemplate.brokers import (
     EmbeddedBroker,
     EmbeddedSettings,
@@ -24,6 +24,7 @@ from mqtemplate.brokers import (
     RemoteBroker,
     RemoteSettings,
 )
+from mqtemplate.brokers.grpc.consuming import GrpcPop
 from mqtemplate.brokers.grpc.member import GrpcGroups, PopMember
 from mqtemplate.errors import BrokerError, RemoteConnectError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
@@ -35,6 +36,7 @@ from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing.contract import (
     BrokerUnderTest,
     DelayContract,
+    PopContract,
     ReceiveContract,
     ScheduleChangeContract,
     SelectorContract,
@@ -79,6 +81,12 @@ NOT_OVER_GRPC = {
 }
 
 
+NOT_BY_ROCKETMQ = {
+    "test_a_dead_letter_is_acknowledged": "its proxy does not store the origin of a dead letter",
+    "test_messages_of_one_key_are_delivered_in_order_and_do_not_block_others": "its broker locks the whole queue",
+}
+
+
 class AdministeredBroker(GrpcBroker):
     """A broker over gRPC, with an administrator and a reader that use the remoting protocol."""
 
@@ -89,6 +97,7 @@ class AdministeredBroker(GrpcBroker):
         self._server = server
         self.beside = RemoteBroker(RemoteSettings(name_servers=(server.address,), offset_path=folder))
         self.topics = list(topics)
+        self.has_order = False
 
     def start(self) -> None:
         self.beside.start()
@@ -112,8 +121,29 @@ class AdministeredBroker(GrpcBroker):
         return self.beside.reader
 
     @property
+    def pop(self) -> GrpcPop:
+        return _CreatedPop(super().pop, self._server, ordered=self.has_order)  # type: ignore[return-value]
+
+    @property
     def groups(self) -> GrpcGroups:
         return _CreatedGroups(super().groups, self._server)  # type: ignore[return-value]
+
+
+class _CreatedPop:
+    """POP by groups that are created before their first member joins."""
+
+    def __init__(self, pop: GrpcPop, server: GrpcServer, *, ordered: bool) -> None:
+        self._pop = pop
+        self._server = server
+        self._ordered = ordered
+
+    def join(self, spec: ConsumerSpec) -> Registration:
+        with Administrator(self._server) as administrator:
+            administrator.create_group(spec.group, retries=spec.max_reconsume_times, ordered=self._ordered)
+        return self._pop.join(spec)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._pop, name)
 
 
 class _CreatedGroups:
@@ -178,6 +208,7 @@ class _OverGrpc(
     SelectorContract,
     TransactionContract,
     ReceiveContract,
+    PopContract,
 ):
     """The parts of the contract that the protocol can do. A subclass has the fixture ``server``."""
 
@@ -190,11 +221,14 @@ class _OverGrpc(
     def under_test(
         self, request: pytest.FixtureRequest, server: GrpcServer, early_ms: int, tmp_path: Path
     ) -> Iterator[BrokerUnderTest]:
-        if reason := NOT_OVER_GRPC.get(request.function.__name__):
+        name = request.function.__name__
+        is_rocketmq = early_ms > 0
+        if reason := NOT_OVER_GRPC.get(name) or (NOT_BY_ROCKETMQ.get(name) if is_rocketmq else None):
             pytest.skip(reason)
 
         def connect(topics: Sequence[str] = ()) -> Broker:
             broker = AdministeredBroker(server, tmp_path, topics)
+            broker.has_order = name.endswith(("do_not_block_others", "later_ones_of_its_key"))
             broker.start()
             return broker
 
@@ -318,6 +352,39 @@ def test_an_application_runs_over_grpc_as_it_is(
         eventually(lambda: sum(map(broker.reader.max_offset, dead)) == 1, "the poison is with the dead letters")
         assert sorted(handled) == [("good", 0), ("hard", 0), ("hard", 1), ("poison", 0), ("poison", 1)]
         assert sorted(received) == ["good", "hard", "open", "poison"]
+
+
+@pytest.mark.parametrize("mode", ["PULL", "POP"])
+@pytest.mark.parametrize("server", ["ours", pytest.param("proxy", marks=pytest.mark.conformance)])
+def test_a_listener_in_order_retries_before_it_goes_on(
+    request: pytest.FixtureRequest, server: str, mode: str, tmp_path: Path
+) -> None:
+    """The group is one for messages in order. The second message fails once, and the later ones wait for it."""
+    proxy: GrpcServer = request.getfixturevalue(server)
+    with connected(proxy, tmp_path) as broker, Administrator(proxy) as administrator:
+        topic = _topic(broker)
+        administrator.create_group(f"billing-{topic}", ordered=True)
+        handled: list[int] = []
+
+        @message_listener(
+            topic=topic,
+            consumer_group=f"billing-{topic}",
+            consume_mode=ConsumeMode.ORDERLY,
+            request_mode=mode,
+            suspend_current_queue_time_millis=100,
+        )
+        def bill(order: str) -> None:
+            handled.append(int(order))
+            if handled == [0, 1]:
+                raise ValueError("once")
+
+        with MQApplication(bill, settings={"rocketmq.endpoints": proxy.endpoint}, environment={}) as app:
+            template = app.get(RocketMQTemplate)
+            for number in range(6):
+                template.sync_send(topic, str(number), hash_key="customer-7")
+            eventually(lambda: len(handled) >= 7, "all orders are handled", timeout_s=60)
+
+        assert handled == [0, 1, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.conformance

@@ -239,7 +239,10 @@ class GrpcBroker(Broker):
         return {self.name: None}
 
     def admin(self) -> BrokerAdmin:
-        _refuse("lists of topics and groups")
+        raise UnsupportedError(
+            f"lists of topics and groups: RocketMQ's gRPC protocol does not have them; {_INSTEAD}, or turn off what "
+            "shows them (mqtemplate.management.dashboard.enabled: false)"
+        )
 
     # --- parts ---------------------------------------------------------------------------------
 

@@ -32,7 +32,6 @@ _log = get_logger("mqtemplate.remote")
 
 _SHORTEST_POLL_MS = 5_000  # a proxy waits so long in any case; RocketMQ: grpcClientConsumerMinLongPollingTimeoutMillis
 _LONGEST_POLL_MS = 20_000
-_SHORTEST_WAIT_MS = 500  # the answer of a proxy that has messages must arrive in this time
 _MOST_AT_ONCE = 32
 _MOST_RECEIPTS = 100_000
 _CORRUPT_MS = 10_000
@@ -46,7 +45,7 @@ class _Origin(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Receive:
+class _ReceiveCall:
     """One running request for messages."""
 
     call: Any
@@ -59,13 +58,13 @@ class _Receive:
 
 
 @dataclass(eq=False)
-class _Group:
+class _ReceivingGroup:
     """The member of one group that this client is."""
 
     spec: ConsumerSpec
     session: ClientSession
     registrations: int = 0
-    receives: set[_Receive] = field(default_factory=set)
+    receives: set[_ReceiveCall] = field(default_factory=set)
     is_closed: bool = False
 
 
@@ -89,7 +88,7 @@ class GrpcPop:
         self._context = context
         self._routes = routes
         self._lock = threading.Lock()
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _ReceivingGroup] = {}
         self._origins: OrderedDict[str, _Origin] = OrderedDict()
 
     def sessions(self) -> list[ClientSession]:
@@ -109,7 +108,7 @@ class GrpcPop:
         with self._lock:
             group = self._groups.get(spec.group)
             if group is None:
-                group = self._groups[spec.group] = _Group(spec, self._new_session(spec))
+                group = self._groups[spec.group] = _ReceivingGroup(spec, self._new_session(spec))
             elif group.spec.subscriptions != spec.subscriptions:
                 raise ListenerError(
                     f"group {spec.group!r} has a member in this process with other subscriptions "
@@ -123,7 +122,8 @@ class GrpcPop:
             self._leave(group)
             raise
         if spec.consume_from_where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET:
-            _log.debug("grpc.start_by_proxy", group=spec.group)  # see docs/remote.md
+            # The protocol always says "last"; a broker starts a new group of a young topic at the first message anyway.
+            _log.debug("group.start_chosen", group=spec.group, by="the broker")
         return _Registration(lambda: self._leave(group))
 
     def _new_session(self, spec: ConsumerSpec) -> ClientSession:
@@ -137,7 +137,7 @@ class GrpcPop:
         title = f"a member of group {spec.group!r}"
         return ClientSession(self._context, ClientType.PUSH_CONSUMER, title, fill, group=spec.group)
 
-    def _leave(self, group: _Group) -> None:
+    def _leave(self, group: _ReceivingGroup) -> None:
         with self._lock:
             group.registrations -= 1
             if group.registrations or self._groups.get(group.spec.group) is not group:
@@ -146,13 +146,13 @@ class GrpcPop:
         self._end(group)
 
     @staticmethod
-    def _end(group: _Group) -> None:
+    def _end(group: _ReceivingGroup) -> None:
         group.is_closed = True
         for receive in list(group.receives):
             receive.stop()
         group.session.leave()
 
-    def _group(self, name: str) -> _Group:
+    def _group(self, name: str) -> _ReceivingGroup:
         found = self._groups.get(name)
         if found is None:
             raise BrokerClosedError(f"group {name!r} has no member here; call join first")
@@ -182,6 +182,9 @@ class GrpcPop:
     ) -> list[ReceivedMessage]:
         """See `PopConsumers.receive`.
 
+        Without messages it takes five seconds at least: a proxy waits so long in any case, and RocketMQ's goes on after
+        the client has ended the request; messages that arrive then would be invisible to everyone for seconds.
+
         Of several brokers all are asked at once; the requests that still wait when the first messages are there are
         ended. Whether messages are in order is a setting of the group at the broker.
         """
@@ -204,7 +207,7 @@ class GrpcPop:
             request.invisible_duration.FromMilliseconds(invisible_ms)
         if attempt_id:
             request.attempt_id = attempt_id
-        deadline = time.monotonic() + max(wait_ms, _SHORTEST_WAIT_MS) / 1_000
+        deadline = time.monotonic() + wait_ms / 1_000
         receiving = _Receiving(self, member, request, selector, deadline)
         if len(queues) == 1:
             return receiving.from_one(queues[0])
@@ -246,6 +249,44 @@ class GrpcPop:
         answer = self._request(group, origin.endpoints, "AckMessage", request, operation)
         check_status(answer.entries[0].status if answer.entries else answer.status, operation, origin.endpoints)
         self._forget(receipt)
+
+    def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[BrokerError]:
+        """Acknowledge several messages with few requests. Return the errors of those that were refused.
+
+        Raises:
+            BrokerError: A request as a whole was refused, or got no answer.
+        """
+        failures: list[BrokerError] = []
+        of_proxy: dict[Endpoints, list[tuple[str, str]]] = {}
+        for receipt in receipts:
+            origin = self._origin(topic, receipt)
+            of_proxy.setdefault(origin.endpoints, []).append((origin.msg_id, receipt))
+        for endpoints, entries in of_proxy.items():
+            for start in range(0, len(entries), _MOST_AT_ONCE):
+                failures += self._ack_some(group, topic, endpoints, entries[start : start + _MOST_AT_ONCE])
+        return failures
+
+    def _ack_some(
+        self, group: str, topic: str, endpoints: Endpoints, entries: Sequence[tuple[str, str]]
+    ) -> list[BrokerError]:
+        request = protos.AckMessageRequest(
+            group=self._context.resource(group),
+            topic=self._context.resource(topic),
+            entries=[protos.AckMessageEntry(message_id=msg_id, receipt_handle=receipt) for msg_id, receipt in entries],
+        )
+        operation = f"acknowledge {len(entries)} messages of {topic!r}"
+        answer = self._request(group, endpoints, "AckMessage", request, operation)
+        if not answer.entries:
+            check_status(answer.status, operation, endpoints)
+        failures: list[BrokerError] = []
+        for entry in answer.entries:
+            try:
+                check_status(entry.status, f"acknowledge message {entry.message_id} of {topic!r}", endpoints)
+            except BrokerError as exc:
+                failures.append(exc)
+        for _, receipt in entries:
+            self._forget(receipt)
+        return failures
 
     def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
         """See `PopConsumers.change_invisible`."""
@@ -304,7 +345,7 @@ class _Receiving:
     """One call of `GrpcPop.receive`."""
 
     pop: GrpcPop
-    member: _Group
+    member: _ReceivingGroup
     request: Any
     selector: Selector | None
     deadline: float
@@ -356,16 +397,12 @@ class _Receiving:
         request.long_polling_timeout.FromMilliseconds(poll_ms)
         request.message_queue.CopyFrom(_queue_message(context, queue))
         call = context.channels.stream(queue.endpoints, member.session.id, "ReceiveMessage", request, timeout_ms)
-        receive = _Receive(call)
+        receive = _ReceiveCall(call)
         member.receives.add(receive)
-        timer = threading.Timer(left_ms / 1_000, receive.stop) if left_ms < poll_ms else None
         operation = f"receive messages of {queue.queue.topic!r}"
         try:
             if member.is_closed:
                 receive.stop()
-            if timer is not None:
-                timer.daemon = True
-                timer.start()
             return self._read(receive, queue, operation), False
         except RpcError as exc:
             if not is_cancelled(exc):
@@ -377,10 +414,8 @@ class _Receiving:
             return [], True
         finally:
             member.receives.discard(receive)
-            if timer is not None:
-                timer.cancel()
 
-    def _read(self, receive: _Receive, queue: RouteQueue, operation: str) -> list[ReceivedMessage]:
+    def _read(self, receive: _ReceiveCall, queue: RouteQueue, operation: str) -> list[ReceivedMessage]:
         messages: list[ReceivedMessage] = []
         for answer in receive.call:
             kind = answer.WhichOneof("content")

@@ -16,7 +16,7 @@ from mqtemplate.broker import Consumer, ConsumerSpec, ReceivedMessage
 from mqtemplate.brokers.grpc.consuming import GrpcPop
 from mqtemplate.brokers.grpc.producing import GrpcProducer
 from mqtemplate.brokers.grpc.sessions import Routes
-from mqtemplate.errors import BrokerClosedError, BrokerError, InvalidReceiptHandleError, UnsupportedError
+from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -94,6 +94,7 @@ class PopMember(Consumer):
                 self._wanted = max_count
                 self._changed.notify_all()
                 self._wait(deadline)
+                self._wanted = 0  # a request that waits at the proxy goes on; its messages are for the next call
             failure, self._failure = self._failure, None
             if failure is not None and not self._fetched:
                 raise failure
@@ -204,11 +205,12 @@ class PopMember(Consumer):
         with self._changed:
             held = self._held.get(queue, {})
             done = [held.pop(offset) for offset in sorted(held) if offset < queue_offset]
+        of_topic: dict[str, list[str]] = {}
         for received in done:
-            try:
-                self._pop.ack(self.spec.group, received.message.topic, received.receipt)
-            except InvalidReceiptHandleError as exc:
-                _log.warning("message.ack_late", topic=queue.topic, msg_id=received.message.msg_id, reason=str(exc))
+            of_topic.setdefault(received.message.topic, []).append(received.receipt)
+        for topic, receipts in of_topic.items():
+            for failure in self._pop.ack_all(self.spec.group, topic, receipts):
+                _log.warning("message.ack_refused", topic=topic, group=self.spec.group, reason=str(failure))
 
     def send_back(
         self,

@@ -133,8 +133,17 @@ class _GrpcSend:
         self._route = route = self.producer.route_to(self.messages[0].topic)
         writable = route.writable
         self.endpoints = writable[self.producer.next_turn() % len(writable)].endpoints
-        self.producer.session.join([self.endpoints])
+        self._join(self.endpoints)
         return self.endpoints, protos.SendMessageRequest(messages=[each.encoded for each in self.messages])
+
+    def _join(self, endpoints: Endpoints) -> None:
+        """Let the proxy know the producer. If it refuses the settings, its answer to the message has the reason."""
+        try:
+            self.producer.session.join([endpoints])
+        except (*_UNANSWERED, BrokerClosedError):
+            raise
+        except BrokerError as exc:
+            _log.debug("remote.settings_refused", server=str(endpoints), reason=str(exc))
 
     def result_or_pause(self, answer: Any) -> SendResult | float:
         """Return the result of the send, or the pause in seconds before the next try.
@@ -167,6 +176,7 @@ class _GrpcSend:
 
     def _result(self, answer: Any) -> SendResult:
         entries = answer.entries
+        self.producer.add_topic(self.messages[0].topic)
         status = next(
             (_STATUS[each.status.code] for each in entries if each.status.code != Code.OK), SendStatus.SEND_OK
         )
@@ -259,7 +269,7 @@ class GrpcProducer:
         settings.publishing.validate_message_type = True
 
     def add_topic(self, topic: str) -> None:
-        """Tell the proxies that this client sends to a topic."""
+        """Tell the proxies that this client may send to a topic: they send it checks of transactions there."""
         if topic not in self._topics:
             self._topics[topic] = None
             self.session.send_settings()
@@ -279,7 +289,6 @@ class GrpcProducer:
                 f"topic {topic!r} has no queue that accepts messages: its brokers are replicas without a master, or "
                 "its permission forbids writing (mqadmin updateTopicPerm)"
             )
-        self.add_topic(topic)
         return route
 
     # --- the sends of `Broker` -----------------------------------------------------------------

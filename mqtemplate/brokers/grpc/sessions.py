@@ -70,7 +70,7 @@ def endpoints_message(endpoints: Endpoints) -> Any:
 # --- telemetry ------------------------------------------------------------------------------------
 
 
-class _Telemetry:
+class TelemetryStream:
     """The telemetry stream of one session at one address. Its thread opens it again a second after it has ended."""
 
     def __init__(self, session: ClientSession, endpoints: Endpoints) -> None:
@@ -202,7 +202,7 @@ class ClientSession:
         self._on_check = on_check
         self._group = group
         self._lock = threading.Lock()
-        self._streams: dict[Endpoints, _Telemetry] = {}
+        self._streams: dict[Endpoints, TelemetryStream] = {}
         self._is_closed = False
 
     def __str__(self) -> str:
@@ -236,7 +236,7 @@ class ClientSession:
                         raise BrokerClosedError(f"{self._title} is closed; start the broker again")
                     stream = self._streams.get(each)
                     if stream is None:
-                        stream = self._streams[each] = _Telemetry(self, each)
+                        stream = self._streams[each] = TelemetryStream(self, each)
             stream.wait_for_settings(timeout_ms)
 
     def send_settings(self) -> None:

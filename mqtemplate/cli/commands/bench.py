@@ -53,6 +53,12 @@ def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
     """
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
+    if settings.is_proxy:
+        from mqtemplate.brokers.grpc.broker import GrpcBroker
+        from mqtemplate.context.settings.clients import grpc_settings
+
+        with GrpcBroker(grpc_settings(settings)) as proxy:
+            return settings.rocketmq.name_server, proxy.capabilities
     name, cluster = settings.rocketmq.name_server, cluster_of(settings)
     if cluster is None:
         return name, EmbeddedBroker(settings.store_path).capabilities  # without opening the store

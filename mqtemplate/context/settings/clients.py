@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import SecretStr
 
-from mqtemplate.brokers.grpc.settings import GrpcSettings
 from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.masking import masked
 from mqtemplate.context.config.tree import kebab
@@ -25,6 +24,9 @@ from mqtemplate.context.settings.rocketmq import (
 from mqtemplate.errors import ConfigurationError, UnsupportedError
 from mqtemplate.listener.declaration.resolution import NO_NAMESPACE, NO_USERS
 from mqtemplate.remoting.identity import ClientTls, Credentials
+
+if TYPE_CHECKING:
+    from mqtemplate.brokers.grpc.settings import GrpcSettings
 
 
 class UnneededKey(NamedTuple):
@@ -177,6 +179,8 @@ def grpc_settings(settings: AppSettings) -> GrpcSettings:
         UnsupportedError: A key is set that the protocol does not support.
         ConfigurationError: Two sections contradict each other.
     """
+    from mqtemplate.brokers.grpc.settings import GrpcSettings  # most applications have no proxy
+
     proxy = settings.broker_choice
     if not isinstance(proxy, ProxyAddress):
         raise ConfigurationError(

@@ -11,7 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from mqtemplate.broker import MessageModel
-from mqtemplate.brokers.grpc.settings import Endpoints
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.context.config.binding import ContradictionError, check_both_or_none
 from mqtemplate.context.settings.properties import (
@@ -84,7 +83,7 @@ def parse_name_server(text: str) -> EmbeddedStore | ClusterAddresses | ProxyAddr
         ValueError: The form of the value is not allowed.
     """
     if text.strip().lower().startswith(_GRPC_SCHEME):
-        return ProxyAddress(str(Endpoints.parse(text.strip()[len(_GRPC_SCHEME) :])))
+        return ProxyAddress(_checked_endpoints(text.strip()[len(_GRPC_SCHEME) :]))
     kind, colon, rest = text.strip().partition(":")
     if kind.lower() == "embedded":
         rest = rest.strip()
@@ -97,6 +96,17 @@ def parse_name_server(text: str) -> EmbeddedStore | ClusterAddresses | ProxyAddr
     if not addresses or not all(_is_address(address) for address in addresses):
         raise ValueError(f"allowed are {_ALLOWED}")
     return ClusterAddresses(addresses)
+
+
+def _checked_endpoints(text: str) -> str:
+    """Return the address of a proxy.
+
+    Raises:
+        ValueError: The form of the text is not allowed.
+    """
+    from mqtemplate.brokers.grpc.settings import Endpoints  # most applications have no proxy
+
+    return str(Endpoints.parse(text))
 
 
 def _folder(text: str, *, is_windows: bool = os.name == "nt") -> Path:
@@ -376,7 +386,7 @@ class RocketMQSettings(Properties):
                 "chooses a proxy, and 'rocketmq.name-server' another broker; keep one of the two", key
             )
         try:
-            Endpoints.parse(endpoints)
+            _checked_endpoints(endpoints)
         except ValueError as exc:
             raise ContradictionError(f"{exc}, got {endpoints!r}", key) from exc
         if self.simple_consumer.consumer_group is not None and self.pull_consumer.group is not None:

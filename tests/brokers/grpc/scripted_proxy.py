@@ -53,10 +53,12 @@ class ScriptedProxy:
         metadata: Metadata of the last request of each method.
         to_deliver: Messages that the next ``ReceiveMessage`` returns; without any it waits until the client ends it.
         is_fifo: Setting of all groups.
+        settings_status: Status of the answer to settings.
+        answers_settings: False: settings get no answer.
         brokers: Names of the brokers in each route; each has a queue.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.answers: dict[str, Answer] = {}
         self.requests: dict[str, list[Any]] = defaultdict(list)
         self.metadata: dict[str, dict[str, str]] = {}
@@ -64,6 +66,7 @@ class ScriptedProxy:
         self.is_fifo = False
         self.brokers = ["broker-a"]
         self.settings_status = status()
+        self.answers_settings = True
         self._commands: SimpleQueue[Any] = SimpleQueue()
         self._server = grpc.server(ThreadPoolExecutor(32))
         handlers = {name: self._unary(name) for name in UNARY}
@@ -75,7 +78,7 @@ class ScriptedProxy:
         )
         handler = grpc.method_handlers_generic_handler("apache.rocketmq.v2.MessagingService", handlers)
         self._server.add_generic_rpc_handlers((handler,))
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self.address = f"127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -123,7 +126,7 @@ class ScriptedProxy:
     def _telemetry(self, commands: Iterator[Any], context: Any) -> Iterator[Any]:
         for command in commands:
             self.requests["Telemetry"].append(command)
-            if not command.HasField("settings"):
+            if not command.HasField("settings") or not self.answers_settings:
                 continue
             answer = protos.TelemetryCommand(status=self.settings_status)
             if self.settings_status.code == Code.OK:

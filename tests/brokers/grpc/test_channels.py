@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
@@ -185,3 +187,21 @@ def test_a_broker_that_is_not_started_says_so() -> None:
 
     with pytest.raises(BrokerClosedError, match=r"'127\.0\.0\.1:1' is not running; call start\(\) first"):
         _ = broker.sends
+
+
+def test_without_grpcio_the_setting_and_the_command_to_install_it_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("mqtemplate.brokers.grpc")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"rocketmq\.endpoints needs grpcio .*; pip install "):
+        importlib.import_module("mqtemplate.brokers.grpc.broker")
+
+
+def test_the_settings_of_a_proxy_need_no_grpcio(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the configuration of an application is checked before anything is installed."""
+    for name in [name for name in sys.modules if name.startswith("mqtemplate.brokers.grpc")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+
+    assert importlib.import_module("mqtemplate.brokers.grpc.settings").GrpcSettings(endpoints="a:1").endpoints == "a:1"

@@ -144,10 +144,13 @@ def test_a_renewed_message_has_no_invisible_time(proxy: ScriptedProxy, pop: Grpc
     assert (request.auto_renew, request.HasField("invisible_duration"), request.attempt_id) == (True, False, "A-1")
 
 
-def test_a_wait_without_a_message_ends_in_time(proxy: ScriptedProxy, pop: GrpcPop) -> None:
-    """The proxy waits five seconds at least; the client ends the request."""
-    assert receive(pop, wait_ms=50) == []
-    assert proxy.requests["ReceiveMessage"][0].long_polling_timeout.seconds == 5
+def test_a_short_wait_lasts_as_long_as_a_proxy_waits(proxy: ScriptedProxy, pop: GrpcPop) -> None:
+    """RocketMQ's proxy waits on after its client has ended the request, and takes the messages that arrive then."""
+    nothing = protos.ReceiveMessageResponse(status=status(Code.MESSAGE_NOT_FOUND, "no new message"))
+    proxy.answers["ReceiveMessage"] = lambda _: iter([nothing])
+
+    assert receive(pop, wait_ms=0) == []
+    assert [each.long_polling_timeout.seconds for each in proxy.requests["ReceiveMessage"]] == [5]
 
 
 def test_a_wait_can_be_ended_by_another_thread(proxy: ScriptedProxy, pop: GrpcPop) -> None:
@@ -293,6 +296,36 @@ def test_a_commit_acknowledges_the_messages_before_it(proxy: ScriptedProxy, memb
 
     assert (bodies, member.position(QUEUE)) == ([b"3", b"4", b"7"], 8)
     assert receipts(proxy, "AckMessage") == [handle(3), handle(4)]
+
+
+def test_many_messages_are_acknowledged_with_few_requests(proxy: ScriptedProxy, member: PopMember) -> None:
+    """One that is refused is only logged: it is delivered again."""
+    proxy.to_deliver = [received(b"x", handle(offset), offset=offset) for offset in range(40)]
+
+    def answer(request: Any) -> Any:
+        found = protos.AckMessageResponse(status=status())
+        for entry in request.entries:
+            late = entry.receipt_handle == handle(7)
+            found.entries.add(status=status(Code.INVALID_RECEIPT_HANDLE, "late") if late else status())
+        return found
+
+    proxy.answers["AckMessage"] = answer
+    take(member, 40)
+
+    member.commit(QUEUE, 40)
+
+    assert [len(request.entries) for request in proxy.requests["AckMessage"]] == [32, 8]
+
+
+def test_without_a_call_nothing_is_requested(proxy: ScriptedProxy, member: PopMember) -> None:
+    """The request of the last call waits at the proxy for some seconds; no further one follows."""
+    assert member.poll(32, 50) == []
+    eventually(lambda: len(proxy.requests["ReceiveMessage"]) == 1, "the request has arrived")
+    proxy.to_deliver = [received(b"x", handle(1))]
+
+    member.wake()
+
+    assert member._wanted == 0
 
 
 def test_a_message_that_is_sent_back_gets_another_invisible_time(proxy: ScriptedProxy, member: PopMember) -> None:

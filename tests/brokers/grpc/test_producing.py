@@ -67,13 +67,20 @@ def test_of_several_queues_the_chosen_one_is_unknown(proxy: ScriptedProxy, broke
 
 
 def test_the_settings_name_the_topics(proxy: ScriptedProxy, broker: GrpcBroker) -> None:
-    """So the proxy knows whom it may ask about transactions."""
+    """So the proxy sends checks of transactions to this client. A refused topic is not among them."""
     broker.sends.send(ORDER)
+    proxy.answers["SendMessage"] = refusing(Code.FORBIDDEN, then=proxy._SendMessage)
+    with pytest.raises(SendError, match="access control"):
+        broker.sends.send(Message("secrets", b"x"))
     broker.sends.send(Message("invoices", b"x"))
 
-    eventually(lambda: len(proxy.requests["Telemetry"]) > 0, "settings have arrived")
-    [topics] = [[topic.name for topic in each.settings.publishing.topics] for each in proxy.requests["Telemetry"][:1]]
-    assert topics == ["orders"]
+    assert list(broker.sends._topics) == ["orders", "invoices"]
+
+
+def test_a_message_is_sent_although_the_settings_are_refused(proxy: ScriptedProxy, broker: GrpcBroker) -> None:
+    proxy.settings_status = status(Code.UNAUTHORIZED, "no right to topic secrets")
+
+    assert broker.sends.send(ORDER).send_status is SendStatus.SEND_OK
 
 
 @pytest.mark.parametrize(
@@ -227,7 +234,7 @@ def test_a_one_way_message_is_sent(proxy: ScriptedProxy, broker: GrpcBroker) -> 
     ("call", "text"),
     [
         (lambda broker: broker.create_topic("new"), r"create topic 'new': .*mqadmin updateTopic .*-t new"),
-        (lambda broker: broker.admin(), r"lists of topics and groups: .*set rocketmq\.name-server"),
+        (lambda broker: broker.admin(), r"lists of topics and groups: .*dashboard\.enabled: false"),
         (lambda broker: broker.reader.message_by_id("x"), r"queries of messages by id: .*rocketmq\.name-server"),
         (lambda broker: broker.reader.messages_by_key("orders", "k"), r"queries of messages by key"),
         (lambda broker: broker.reader.pull(MessageQueue("orders", "a", 0), 0), r"pulls: "),
