@@ -17,6 +17,7 @@ __all__ = [
     "NOT_SENDABLE_TOPICS",
     "OFFSET_MOVED_TOPIC",
     "OP_TOPIC",
+    "POP_PROGRESS_TOPIC",
     "RETRY_TOPIC_PREFIX",
     "SCHEDULES_TOPIC",
     "SCHEDULE_TOPIC",
@@ -52,6 +53,8 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Half messages: messages of transactions."""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Op messages: each names the half messages whose transactions have ended."""
+POP_PROGRESS_TOPIC = "rmq_sys_POP_PROGRESS"
+"""Of this library: the progress of groups that read by POP."""
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages that were discarded after too many checks; applications may read it."""
 AUTO_CREATE_TOPIC = "TBW102"
@@ -74,6 +77,7 @@ NOT_SENDABLE_TOPICS = frozenset(
         TIMER_TOPIC,
         HALF_TOPIC,
         OP_TOPIC,
+        POP_PROGRESS_TOPIC,
         TRANS_CHECK_MAX_TIME_TOPIC,
         OFFSET_MOVED_TOPIC,
         SELF_TEST_TOPIC,
@@ -81,7 +85,7 @@ NOT_SENDABLE_TOPICS = frozenset(
 )
 """Topics that only the broker writes to: the check of each send uses it.
 
-Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, and the timer topic.
+Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, the timer topic, and one of this library.
 """
 
 SYSTEM_TOPICS = frozenset(

@@ -17,6 +17,8 @@ from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.figures import FiguresRing
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
 from mqtemplate.engine.lifecycle import EngineLifecycle
+from mqtemplate.engine.pop.checkpoints import RocketMQCheckpoints
+from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
 from mqtemplate.engine.requests import LocalRequests, UnansweredRequests
@@ -136,6 +138,7 @@ class Engine:
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
+        self._checkpoints = RocketMQCheckpoints(store, self.topics, self.offsets, self.routes.create)
         self.groups = Groups(
             store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
         )
@@ -151,7 +154,7 @@ class Engine:
     def _create_pop(self) -> PopService:
         return PopService(
             *(self.store, self.topics, self.offsets, self.queues, self.name),
-            *(self.sends.store_dead_letter, self.routes.create),
+            *(self.sends.make_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
             max_in_flight=self.settings.pop_in_flight_max,
             max_held=self.settings.max_held_pops,
             check_open=self.lifecycle.check,
@@ -222,11 +225,14 @@ class Engine:
         self.lifecycle.begin()
         was_clean = not self._store_files.was_left_open()
         self._use(self._changed_levels.in_force())  # before the recovery, which computes deliver times
-        self.store.load([*self.delayed.followers, self.sequences], self.delayed.control)
+        kept = self.pop.journal.kept(self.delayed.control)
+        self.store.load([*self.delayed.followers, self.sequences], kept)
         try:
             self._load_tables()
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
+            self.pop.load()
+            self._checkpoints.load()
         except BaseException:
             self.delayed.timers.close()
             self.store.release()
@@ -252,10 +258,10 @@ class Engine:
         return {
             "mqtemplate-delay": self.delayed.services(),
             _FLUSH_THREAD: [self.store.flush_service],
-            "mqtemplate-store": [*self.store.services(), self.groups.committed.service],
+            "mqtemplate-store": [*self.store.services(), self.groups.committed.service, self.pop.journal.snapshots],
             "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
-            "mqtemplate-pop": self.pop.services(),
+            "mqtemplate-pop": [*self.pop.services(), self._checkpoints],
         }
 
     def _figures_service(self) -> list[Service]:
@@ -279,7 +285,7 @@ class Engine:
         if not self.lifecycle.is_open or not self.lifecycle.owner.is_current:
             return
         self.retention.close()
-        self.pop.close()
+        self.pop.end_holds()
         self.groups.local.close()
         self.transactions.local_checkers.close()
         for name in sorted(self._threads, key=_FLUSH_THREAD.__eq__):  # last, since the others may wait for a flush
@@ -291,7 +297,8 @@ class Engine:
             stack.callback(self.delayed.timers.close)
             stack.callback(self.store.close)
             stack.callback(self._figures.close)
-            self.groups.committed.persist()
+            stack.callback(self.groups.committed.persist)
+            self.pop.journal.save()
         _log.debug("broker.stopped", broker=self.name)
 
     # --- remote clients ------------------------------------------------------------------------

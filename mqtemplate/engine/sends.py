@@ -313,14 +313,15 @@ class LocalSends:
         stored = _stored(lambda: self._writer.send_back(SentBackCopy(sent_back.message, copy), queue_id))
         self._store.confirm(stored.end, stored.topics)
 
-    def store_dead_letter(self, record: StoredRecord, group: str) -> StoredSend:
-        """Copy a record to the dead-letter topic of *group*. `MessageStore.confirm_async` makes the copy durable."""
+    def make_dead_letter(self, record: StoredRecord, group: str) -> RecordDraft:
+        """Return the copy of a record for the dead-letter topic of *group*, and create that topic."""
         topic = DLQ_TOPIC_PREFIX + group
         self._routes.create(topic, 1)
         queue = self._routes.select(topic, None)
-        return self._writer.send_back(
-            send_back_of_record(record, queue.broker_name, group, -1, None, 0), queue.queue_id
-        )
+        original, copy, sys_flag = send_back_of_record(record, queue.broker_name, group, -1, None, 0)
+        draft = self._drafts.make_send_back(copy, original, queue.queue_id, self._store.clock.now_ms())
+        draft.sys_flag = sys_flag
+        return draft
 
     def send_sequenced(
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000

@@ -20,7 +20,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter, Metrics
 from mqtemplate.remoting.settings import LoadedTls
 from mqtemplate.remoting.sockets import Stream
-from mqtemplate.remoting.tcp_server import TcpServer
+from mqtemplate.remoting.tcp_server import ALPN_HTTP2, TcpServer
 from mqtemplate.remoting.worker_pool import HeavyWork
 
 __all__ = [
@@ -87,7 +87,7 @@ class GrpcServer(TcpServer[GrpcConnection]):
     def use_tls(self, tls: LoadedTls | None) -> None:
         """Use another certificate, or other settings of TLS, for new connections. The open ones stay as they are."""
         if tls is not None:
-            tls.context.set_alpn_protocols(["h2"])
+            tls.context.set_alpn_protocols([ALPN_HTTP2])
         super().use_tls(tls)
 
     def run(self, call: GrpcCall, work: Callable[[], None]) -> None:

@@ -39,6 +39,9 @@ from mqtemplate.remoting.worker_pool import HeavyWork, WorkerPool
 
 _log = get_logger("mqtemplate.remoting")
 
+ALPN_HTTP2 = "h2"
+"""Name of HTTP/2 in the handshake of TLS. RFC 9113, 3.3."""
+
 
 # --- listener socket ------------------------------------------------------------------------------
 
@@ -123,6 +126,7 @@ class Handshake:
     """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
 
     Args:
+        tls: None: no client uses TLS.
         limits: Longest time until the first byte, and then for the handshake.
         on_done: Called with the stream when it is ready; the socket is not watched then. None: the connection failed
             and is closed.
@@ -131,8 +135,7 @@ class Handshake:
     sock: socket.socket
     remote: HostAddress
     loop: IoLoop
-    context: ssl.SSLContext
-    mode: TlsMode
+    tls: LoadedTls | None
     limits: ConnectionLimits
     on_done: Callable[[Stream | None], None]
     peer_log: LimitedLog
@@ -181,16 +184,16 @@ class Handshake:
             return
         if not first:
             self.fail("closed", is_bad=False)
-        elif first[0] == FIRST_TLS_BYTE:
+        elif self.tls is not None and first[0] == FIRST_TLS_BYTE:
             self._timer.cancel()
             timeout_ms = self.limits.frame_timeout_ms
             late = f"the TLS handshake is not complete after {format_ms(timeout_ms)}"
             self._timer = self.loop.call_later(timeout_ms, lambda: self.fail(late))
             self.loop.unwatch(self.sock)  # wrap_socket() moves its file descriptor to the new socket
-            self._tls = self.context.wrap_socket(
+            self._tls = self.tls.context.wrap_socket(
                 self.sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
-        elif self.mode is TlsMode.ENFORCING:
+        elif self.tls is not None and self.tls.mode is TlsMode.ENFORCING:
             self.fail("the client does not use TLS, which this server enforces")
         else:
             self.loop.unwatch(self.sock)
@@ -213,8 +216,26 @@ class Handshake:
         self.on_done(stream)
 
 
+def speaks_http2(stream: Stream) -> bool:
+    """Return True if the client of a new connection, whose first byte has arrived, uses HTTP/2.
+
+    With TLS it says so by ALPN, without by its first bytes, ``PRI``. A frame of RocketMQ's protocol that starts with
+    the same byte would have more than a gigabyte.
+    """
+    sock = stream.socket
+    if isinstance(sock, ssl.SSLSocket):
+        return sock.selected_alpn_protocol() == ALPN_HTTP2
+    try:
+        return sock.recv(1, socket.MSG_PEEK) == b"P"
+    except OSError:  # the client has disconnected already; reading reports that
+        return False
+
+
 # --- server ---------------------------------------------------------------------------------------
 
+
+HandOver = Callable[[Stream, HostAddress], None]
+"""Takes a connection of another protocol. Its socket is not watched."""
 
 ConnectionT = TypeVar("ConnectionT", bound=SocketConnection)
 
@@ -273,6 +294,7 @@ class TcpServer(Generic[ConnectionT]):
             self._heavy,
         )
         self._close_callbacks.append(self._workers.forget)
+        self._hand_over: HandOver | None = None
         self._is_started = False
         self._is_draining = False
         self._limit = ConnectionLimit(settings.max_connections, settings.max_connections_per_address)
@@ -300,7 +322,21 @@ class TcpServer(Generic[ConnectionT]):
 
     def use_tls(self, tls: LoadedTls | None) -> None:
         """Use another certificate, or other settings of TLS, for new connections. The open ones stay as they are."""
+        if tls is not None and self._hand_over is not None:
+            tls.context.set_alpn_protocols([ALPN_HTTP2])
         self.tls = tls  # in one step: the I/O thread reads it
+
+    def share_port(self, hand_over: HandOver) -> None:
+        """Pass new connections of clients that use HTTP/2 to *hand_over*, such as `adopt` of another server.
+
+        Call it before `start`.
+        """
+        self._hand_over = hand_over
+        self.use_tls(self.tls)
+
+    def adopt(self, stream: Stream, remote: HostAddress) -> None:
+        """Serve a connection that another server has accepted. Any thread may call it."""
+        self.loop.call_soon(partial(self._adopt, stream, remote))
 
     def connections(self) -> list[ConnectionT]:
         """Return the open connections."""
@@ -372,30 +408,43 @@ class TcpServer(Generic[ConnectionT]):
     # --- connections: in the I/O thread ---------------------------------------------------------------
 
     def _on_accept(self, sock: socket.socket, remote: HostAddress) -> None:
-        refusal = self._limit.refusal(sock, remote)
-        if refusal is not None:
-            self.refused_connections.add()
-            self.peer_log.warning("remoting.connection_refused", remote=str(remote), reason=refusal)
-            sock.close()
+        if not self._accepts(sock, remote):
             return
         try:
             set_tcp_options(sock)
         except OSError:  # the client has disconnected already; reading reports that
             pass
-        if self.tls is None:
+        if self.tls is None and self._hand_over is None:
             self._connect(PlainStream(sock), remote)
         else:
-            self._start_handshake(sock, remote, self.tls)
+            self._start_handshake(sock, remote)
 
-    def _start_handshake(self, sock: socket.socket, remote: HostAddress, tls: LoadedTls) -> None:
+    def _accepts(self, sock: socket.socket, remote: HostAddress) -> bool:
+        """Count a new connection, or refuse it."""
+        refusal = "the server is stopped" if self._is_draining else self._limit.refusal(sock, remote)
+        if refusal is None:
+            return True
+        self.refused_connections.add()
+        self.peer_log.warning("remoting.connection_refused", remote=str(remote), reason=refusal)
+        sock.close()
+        return False
+
+    def _adopt(self, stream: Stream, remote: HostAddress) -> None:
+        if self._accepts(stream.socket, remote):
+            self._connect(stream, remote)
+
+    def _start_handshake(self, sock: socket.socket, remote: HostAddress) -> None:
         def on_done(stream: Stream | None) -> None:
             self._handshakes.discard(handshake)
             if stream is None:
                 self._limit.leave(remote)
+            elif self._hand_over is not None and speaks_http2(stream):
+                self._limit.leave(remote)
+                self._hand_over(stream, remote)
             else:
                 self._connect(stream, remote)
 
-        handshake = Handshake(sock, remote, self.loop, tls.context, tls.mode, self.limits, on_done, self.peer_log)
+        handshake = Handshake(sock, remote, self.loop, self.tls, self.limits, on_done, self.peer_log)
         self._handshakes.add(handshake)
         handshake.start()
 

@@ -241,6 +241,8 @@ class BrokerServer(Generic[EngineT]):
         self.all_processors = self.processors | admin | self.name_server.register(self.remoting)
         logs = (core.peer_log, core.topics.peer_log, self.remoting.peer_log)
         self.grpc = self._grpc_endpoint()
+        if self.grpc is not None:  # as RocketMQ's proxy: gRPC clients may use either port
+            self.remoting.share_port(self.grpc.server.adopt)
         sweeps = [core.lock_table.sweep, core.limits.sweep, *(log.summarize for log in logs)]
         if self.grpc is not None:
             sweeps.append(self.grpc.service.clients.sweep)
@@ -344,7 +346,7 @@ class BrokerServer(Generic[EngineT]):
             self.grpc.server.bind()
         self.remoting.start()
         if self.grpc is not None:
-            self.grpc.start()
+            self.grpc.server.start()
         if not self._engine.clock.is_virtual:
             report = self._engine.store.report
             self._thread = ServiceThread("mqtemplate-server", self._services, self._engine.clock, report)

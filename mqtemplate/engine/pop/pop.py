@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
+from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
-from mqtemplate.engine.pop.pop_queue import MAX_WAITING, AckResult, Delivery, Event, PopQueue, Waiting
+from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
+from mqtemplate.engine.pop.pop_queue import AckResult, Delivery
 from mqtemplate.engine.pop.progress import PopProgress, QueueKey, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import (
     NORMAL_TOPIC,
-    ORDERED_REVIVE_QUEUE,
     RETRY_V1,
     RETRY_V2,
     ReceiptHandle,
     retry_topic_v1,
     retry_topic_v2,
 )
-from mqtemplate.engine.pop.requests import PopInFlight, PoppedMessage, PopRequest, PopResult, RecordReader
-from mqtemplate.engine.pop.revive import Reviver, StoreDeadLetter
+from mqtemplate.engine.pop.requests import (
+    PopBatch,
+    PopInFlight,
+    PoppedMessage,
+    PopRequest,
+    PopResult,
+    RecordReader,
+    bounded,
+)
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.properties import SHARDING_KEY, find_property
 from mqtemplate.services import Service, wall_time
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets, TopicTable
@@ -46,22 +51,11 @@ __all__ = [
 
 _log = get_logger("mqtemplate.broker")
 
-WhenDurable = Callable[[Exception | None], None]
-"""Called when a change survives a crash, or with the error of the disk."""
-
 _RETRY_FIRST = 0.2
 """Share of pops that read the retry topic before the queues. Source: ``BrokerConfig.popFromRetryProbability``."""
-_MAX_RENEWED_MS = 3 * 3_600_000
-"""A session renews a delivery for this time. Source: ``ProxyConfig.renewMaxTimeMillis``."""
 _SESSION_ENDED_MS = 1_000
 _RESTORED_SESSION_MS = 120_000
 """Time that a session of an earlier run has to use the broker again: the expiry of clients."""
-
-
-class _PopTarget(NamedTuple):
-    topic: str
-    queue_id: int
-    topic_type: int
 
 
 class PopService:
@@ -75,11 +69,14 @@ class PopService:
     All methods may be called by any thread. No lock is held while functions of others run.
 
     Args:
-        dead_letter: Stores dead letters.
+        make_dead_letter: Creates dead letters.
         create_topic: Creates a topic with a number of queues, unless it exists.
         max_in_flight: Most unacknowledged deliveries of a group in one queue; then it delivers no more from there.
         max_held: Most pops that wait.
         check_open: Raises an error if the broker is not open.
+
+    Attributes:
+        journal: Writes all changes to the log.
     """
 
     name = "broker.pop"
@@ -91,8 +88,9 @@ class PopService:
         offsets: ConsumerOffsets,
         spans: QueueSpans,
         broker_name: str,
-        dead_letter: StoreDeadLetter,
+        make_dead_letter: MakeDeadLetter,
         create_topic: Callable[[str, int], None],
+        journal: PopJournal,
         *,
         max_in_flight: int,
         max_held: int,
@@ -103,16 +101,21 @@ class PopService:
         self._topics = topics
         self._spans = spans
         self._broker_name = broker_name
-        self._dead_letter = dead_letter
+        self._make_dead_letter = make_dead_letter
         self._max_in_flight = max_in_flight
         self._check_open = check_open
         self._random = random.Random(0) if store.clock.is_virtual else random.Random()
         log = LimitedLog(_log, store.clock.steady_ms)
-        self._progress = PopProgress(offsets, spans, broker_name, self._note)
+        self.journal = journal
+        self._progress = PopProgress(offsets, spans, broker_name, journal.note)
         self._reader = RecordReader(store, log)
         self._holds = HeldPops(store, max_held)
-        self._reviver = Reviver(store, self._progress, self._reader, self._holds, create_topic, dead_letter, log)
+        self._deliverer = Deliverer(store, self._progress, self._reader, spans, broker_name, max_in_flight)
+        self._reviver = Reviver(
+            *(store, self._progress, journal, self._reader, self._holds, create_topic, make_dead_letter, log)
+        )
         self._sessions: dict[str, set[TrackedQueue]] = {}
+        self._restored_sessions: set[str] = set()
         self._read_counts: tuple[object, dict[str, int]] = (None, {})
         metrics = store.metrics
         self._popped = metrics.counter("pop.popped")
@@ -120,8 +123,21 @@ class PopService:
         metrics.gauge("pop.in_flight", lambda: sum(len(tracked.state.in_flight) for tracked in self._progress))
         metrics.gauge("pop.held", lambda: len(self._holds))
 
-    def _note(self, key: QueueKey, event: Event) -> None:
-        """Note an event of a queue."""
+    def load(self) -> None:
+        """Restore the progress of an earlier run, after the store was loaded.
+
+        The sessions of that run have some time to continue: see `keep_session`.
+        """
+        self.journal.load(self._progress)
+        last_ms = self._clock.now_ms() + _RESTORED_SESSION_MS
+        for tracked in self._progress:
+            for delivery in tracked.state.in_flight.values():
+                if delivery.session:
+                    self._sessions.setdefault(delivery.session, set()).add(tracked)
+            self._progress.settle(tracked)
+        self._restored_sessions = set(self._sessions)
+        for session in self._restored_sessions:
+            self._change_session(session, lambda each: each._replace(visible_ms=min(each.visible_ms, last_ms)))
 
     # --- pop -----------------------------------------------------------------------------------
 
@@ -137,28 +153,31 @@ class PopService:
         """Return the result, and True if another pop may find messages at once."""
         self._check_open()
         targets = self._targets(request)
-        popped: list[PoppedMessage] = []
-        busy: list[tuple[TrackedQueue, _PopTarget]] = []
-        self._keep_session(request.session)
+        batch = PopBatch(request)
+        busy: list[tuple[TrackedQueue, PopTarget]] = []
+        if self._restored_sessions:
+            self.keep_session(request.session)
         is_cut = False
         for target in targets:
-            if len(popped) >= request.max_count:
+            if not batch.room:
                 break
             tracked = self._track(request, target)
+            if request.session:
+                self._sessions.setdefault(bounded(request.session), set()).add(tracked)
             if tracked.lock.acquire(blocking=False):
                 try:
-                    is_cut |= self._pop_queue(tracked, request, target, popped)
+                    is_cut |= self._deliverer.deliver(tracked, request, target, batch)
                 finally:
                     tracked.lock.release()
             else:
                 busy.append((tracked, target))
-        for tracked, target in busy if not popped else ():
+        for tracked, target in busy if not batch.messages else ():
             with tracked.lock:
-                is_cut |= self._pop_queue(tracked, request, target, popped)
-        self._popped.add(len(popped))
-        return PopResult(popped, self._rest(request.group, targets)), is_cut
+                is_cut |= self._deliverer.deliver(tracked, request, target, batch)
+        self._popped.add(len(batch.messages))
+        return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
 
-    def _targets(self, request: PopRequest) -> list[_PopTarget]:
+    def _targets(self, request: PopRequest) -> list[PopTarget]:
         """Return the queues in the order of this pop: from a random one on, and the retry topics first or last."""
         topic, group, count = request.topic, request.group, self._read_count(request.topic)
         if count == 0:
@@ -166,15 +185,22 @@ class PopService:
         if request.queue_id >= count:
             raise DestinationError(f"topic {topic!r} has queues 0..{count - 1}, got {request.queue_id}")
         if request.queue_id >= 0:
-            queues = [_PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
+            queues = [PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
         else:
             start = self._random.randrange(count)
-            queues = [_PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
+            queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
         if request.is_ordered:
+            if request.attempt_id:  # the messages of a repeated pop come first
+                attempt_id = bounded(request.attempt_id)
+                queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
             return queues
         names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
-        retries = [_PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
+        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
         return [*retries, *queues] if self._random.random() < _RETRY_FIRST else [*queues, *retries]
+
+    def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
+        tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
+        return tracked is not None and tracked.state.has_attempt(attempt_id)
 
     def _read_count(self, topic: str) -> int:
         state, counts = self._read_counts
@@ -186,7 +212,7 @@ class PopService:
             count = counts[topic] = 0 if config is None else int(config.get("readQueueNums", 0))
         return count
 
-    def _track(self, request: PopRequest, target: _PopTarget) -> TrackedQueue:
+    def _track(self, request: PopRequest, target: PopTarget) -> TrackedQueue:
         key = QueueKey(request.group, target.topic, target.queue_id)
         tracked = self._progress.find(key)
         if tracked is None:
@@ -194,139 +220,13 @@ class PopService:
             tracked = self._progress.track(key, from_last=request.from_last)
         return tracked
 
-    def _rest(self, group: str, targets: Sequence[_PopTarget]) -> int:
+    def _rest(self, group: str, targets: Sequence[PopTarget]) -> int:
         rest = 0
         for target in targets:
             tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
             if tracked is not None:
                 rest += self._spans.max_offset(tracked.queue) - tracked.state.next + len(tracked.state.waiting)
         return rest
-
-    # --- pop of one queue, with its lock -------------------------------------------------------
-
-    def _pop_queue(
-        self, tracked: TrackedQueue, request: PopRequest, target: _PopTarget, popped: list[PoppedMessage]
-    ) -> bool:
-        """Deliver messages of one queue. Return True if it may have more that were not looked at."""
-        self._progress.begin(tracked, from_last=request.from_last)
-        state = tracked.state
-        state.limit_attempts(request.max_attempts)
-        room = min(request.max_count - len(popped), self._max_in_flight - len(state.in_flight))
-        if room <= 0 or tracked.is_gone:
-            return False
-        if request.session:
-            self._sessions.setdefault(request.session, set()).add(tracked)
-        pop = self._pop_ordered if request.is_ordered else self._pop_unordered
-        next_offset = pop(tracked, request, target, room, popped)
-        is_cut = next_offset > state.next
-        state.read_to(next_offset)
-        self._progress.settle(tracked)
-        return is_cut and next_offset < self._spans.max_offset(tracked.queue)
-
-    def _delivery(self, request: PopRequest, pop_ms: int) -> Delivery:
-        """Return the delivery of a pop."""
-        visible_ms = pop_ms + (_MAX_RENEWED_MS if request.session else request.invisible_ms)
-        return Delivery(pop_ms, visible_ms, request.session, attempt_id=request.attempt_id)
-
-    def _pop_unordered(
-        self, tracked: TrackedQueue, request: PopRequest, target: _PopTarget, room: int, popped: list[PoppedMessage]
-    ) -> int:
-        """Deliver messages in any order. Return the next queue offset to read."""
-        state, now_ms = tracked.state, self._clock.now_ms()
-        found: list[tuple[int, StoredRecord, int]] = []
-        for queue_offset in state.deliverable(room, is_ordered=False):
-            earlier = state.waiting[queue_offset].earlier
-            record = self._reader.record(target.topic, target.queue_id, queue_offset, request.selector)
-            if record is None:
-                state.done([queue_offset])
-            else:
-                found.append((queue_offset, record, earlier))
-        next_offset = self._first_offset(state, tracked.queue)
-        if len(found) < room:
-            count = room - len(found)
-            for queue_offset, record in self._reader.records(
-                target.topic, target.queue_id, next_offset, count, request.selector
-            ):
-                next_offset = queue_offset + 1
-                if record is not None and self._is_new(state, queue_offset):
-                    found.append((queue_offset, record, 0))
-                    if len(found) == room:
-                        break
-        delivery, start = self._delivery(request, now_ms), state.next
-        exhausted = [at for at, record, earlier in found if record.reconsume_times + earlier >= request.max_attempts]
-        if exhausted:  # the next step copies them to the dead-letter topic
-            state.deliver(exhausted, delivery._replace(visible_ms=now_ms, counts=False))
-            found = [each for each in found if each[0] not in exhausted]
-        redelivered = [each for each in found if each[2]]
-        for queue_offset, _, earlier in redelivered:
-            state.deliver([queue_offset], delivery._replace(earlier=earlier))
-        state.deliver([at for at, _, earlier in found if not earlier], delivery)
-        for _, record, earlier in found:
-            popped.append(self._popped_message(request, target, start, now_ms, record, earlier))
-        return next_offset
-
-    def _pop_ordered(
-        self, tracked: TrackedQueue, request: PopRequest, target: _PopTarget, room: int, popped: list[PoppedMessage]
-    ) -> int:
-        """Deliver messages whose message groups have no unacknowledged ones. Return the next queue offset to read."""
-        state, pop_ms = tracked.state, self._clock.now_ms()
-        found: list[tuple[int, str, int, StoredRecord]] = []
-        repeated = state.same_attempt(request.attempt_id)
-        for queue_offset in repeated or state.deliverable(room, is_ordered=True):
-            before = state.in_flight.get(queue_offset) or state.waiting[queue_offset]
-            record = self._reader.record(target.topic, target.queue_id, queue_offset, request.selector)
-            if record is None:
-                state.done([queue_offset])
-                continue
-            pop_ms = max(pop_ms, before.pop_ms + 1)  # another one than before, since it identifies the delivery
-            found.append((queue_offset, before.group or "", before.earlier, record))
-        next_offset = self._first_offset(state, tracked.queue)
-        if not repeated and len(found) < room and len(state.waiting) < MAX_WAITING:
-            for queue_offset, record in self._reader.records(
-                target.topic, target.queue_id, next_offset, room - len(found), request.selector
-            ):
-                next_offset = queue_offset + 1
-                if record is not None and self._is_new(state, queue_offset):
-                    group = find_property(record.properties_bytes, SHARDING_KEY) or ""
-                    if state.is_blocked(group):
-                        state.wait(queue_offset, Waiting(group))
-                    else:
-                        found.append((queue_offset, group, 0, record))
-                if len(found) == room or len(state.waiting) >= MAX_WAITING:
-                    break
-        start = state.next
-        state.deliver_ordered(
-            [(at, group, earlier) for at, group, earlier, _ in found], self._delivery(request, pop_ms)
-        )
-        for _, _, earlier, record in found:
-            popped.append(self._popped_message(request, target, start, pop_ms, record, earlier))
-        return next_offset
-
-    def _first_offset(self, state: PopQueue, queue: MessageQueue) -> int:
-        """Return the next queue offset that exists; those that retention deleted are done."""
-        return max(state.next, self._spans.min_offset(queue))
-
-    def _is_new(self, state: PopQueue, queue_offset: int) -> bool:
-        """Return False if a message after the known ones is done or delivered, as an earlier run noted."""
-        return not (
-            queue_offset in state.acked_ahead or queue_offset in state.in_flight or queue_offset in state.waiting
-        )
-
-    def _popped_message(
-        self, request: PopRequest, target: _PopTarget, start: int, pop_ms: int, record: StoredRecord, earlier: int
-    ) -> PoppedMessage:
-        handle = ReceiptHandle(
-            start,
-            pop_ms,
-            request.invisible_ms,
-            ORDERED_REVIVE_QUEUE if request.is_ordered else 0,
-            target.topic_type,
-            self._broker_name,
-            target.queue_id,
-            record.queue_offset,
-            record.physical_offset,
-        )
-        return PoppedMessage(record, handle, record.reconsume_times + earlier + 1)
 
     # --- pops that wait ------------------------------------------------------------------------
 
@@ -355,7 +255,10 @@ class PopService:
         """Pass a result to its pop. If that was cancelled meanwhile, the messages are put back."""
         callback = self._holds.end(held)
         if callback is not None:
-            callback(result)
+            try:
+                callback(result)
+            except Exception:  # of the caller of `hold`: other pops get their results
+                _log.exception("pop.callback_failed", group=held.key.group, topic=held.key.topic)
             return
         for message in result.messages:
             handle = message.handle
@@ -397,7 +300,8 @@ class PopService:
             when_durable: Called when the acknowledgement survives a crash; at once with ``ASYNC_FLUSH``.
 
         Returns:
-            False if there is a newer delivery of the message: nothing has changed.
+            True if the message is done, also if it was acknowledged before. False if there is a newer delivery, or the
+            time of this one is over: the message may come again.
         """
         self._check_open()
         tracked = self._of_handle(group, topic, handle)
@@ -406,32 +310,34 @@ class PopService:
         with tracked.lock:
             state = tracked.state
             result = state.ack(handle.queue_offset, handle.pop_ms)
-            if result is AckResult.UNKNOWN and self._is_credible(tracked, handle):
+            is_full = len(state.acked_ahead) >= self._max_in_flight
+            if result is AckResult.UNKNOWN and not is_full and self._is_credible(tracked.key, handle):
                 state.ack_ahead(handle.queue_offset)
                 result = AckResult.DONE
             self._progress.settle(tracked)
-        if result not in (AckResult.DONE, AckResult.REPEATED):
+        is_known = result is AckResult.DONE or handle.expires_ms > self._clock.now_ms()
+        if result not in (AckResult.DONE, AckResult.REPEATED) or not is_known:
             return False
         if result is AckResult.DONE:
             self._acked.add()
             if handle.is_ordered:
                 self._holds.changed(HoldKey(group, topic))
-        self._confirm(when_durable)
+        self.journal.confirm(when_durable)
         return True
 
     def _of_handle(self, group: str, topic: str, handle: ReceiptHandle) -> TrackedQueue | None:
         """Return the queue of a handle; None if there is none."""
         key = QueueKey(group, handle.real_topic(topic, group), handle.queue_id)
         tracked = self._progress.find(key)
-        if tracked is None and self._progress.has_offset(key):
-            tracked = self._progress.track(key, from_last=True)
+        if tracked is None and (self._progress.has_offset(key) or self._is_credible(key, handle)):
+            tracked = self._progress.track(key, from_last=True, start=handle.start_offset)
         return tracked
 
-    def _is_credible(self, tracked: TrackedQueue, handle: ReceiptHandle) -> bool:
+    def _is_credible(self, key: QueueKey, handle: ReceiptHandle) -> bool:
         """Return True if a handle can be of a delivery that a crash has lost."""
-        if handle.expires_ms <= self._clock.now_ms() or len(tracked.state.acked_ahead) >= self._max_in_flight:
+        if handle.expires_ms <= self._clock.now_ms() or not self._store.has_queue(key.topic, key.queue_id):
             return False
-        units = self._store.consume_queue(tracked.key.topic, tracked.key.queue_id).unit_tuples(handle.queue_offset, 1)
+        units = self._store.consume_queue(key.topic, key.queue_id).unit_tuples(handle.queue_offset, 1)
         return bool(units) and handle.physical_offset in (None, units[0][0])
 
     def change_invisible(
@@ -460,20 +366,24 @@ class PopService:
         now_ms = self._clock.now_ms()
         pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
         with tracked.lock:
-            changed = tracked.state.change(
-                handle.queue_offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts)
-            )
+            state, offset = tracked.state, handle.queue_offset
+            changed = state.change(offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts))
+            is_released = changed is not None and invisible_ms <= 0 and not counts
+            if is_released:  # it was not handled: it needs no copy in the retry topic
+                state.wait_again(offset, counts=False)
             self._progress.settle(tracked)
         if changed is None:
             return None
-        self._confirm(when_durable)
+        if is_released:
+            self._holds.changed(HoldKey(group, topic))
+        self.journal.confirm(when_durable)
         return handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
 
     def dead_letter(self, group: str, topic: str, handle: ReceiptHandle, when_durable: WhenDurable) -> bool:
         """Copy a message to the dead-letter topic of the group, and acknowledge it.
 
         Returns:
-            False if there is a newer delivery of the message, or the message was deleted.
+            False as by `ack`.
 
         Raises:
             MessageError: The copy is not a valid message.
@@ -483,35 +393,50 @@ class PopService:
         tracked = self._of_handle(group, topic, handle)
         if tracked is None:
             return False
+        end, copy = 0, None
         with tracked.lock:
             state, offset = tracked.state, handle.queue_offset
             found = state.in_flight.get(offset) or state.waiting.get(offset)
-            if found is None or found.pop_ms != handle.pop_ms:
-                return found is None and offset < state.next
-            record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
-            copy = None if record is None else self._dead_letter(record, group)
-            state.done([offset])
+            if found is None:
+                is_known = offset < state.next and handle.expires_ms > self._clock.now_ms()
+            else:
+                is_known = found.pop_ms == handle.pop_ms
+            if found is not None and is_known:
+                record = self._reader.record(tracked.key.topic, handle.queue_id, offset, None)
+                if record is None:
+                    state.done([offset])
+                else:
+                    copy = self._make_dead_letter(record, group)
+                    end = self._reviver.append(tracked, offset, copy)
             self._progress.settle(tracked)
+        if not is_known:
+            return False
         if copy is not None:
-            self._store.confirm_async(copy.end, copy.topics)
+            self._store.confirm_async(end, (copy.topic,))
         if handle.is_ordered:
             self._holds.changed(HoldKey(group, topic))
-        self._confirm(when_durable)
+        self.journal.confirm(when_durable)
         return True
-
-    def _confirm(self, when_durable: WhenDurable) -> None:
-        when_durable(None)
 
     # --- sessions ------------------------------------------------------------------------------
 
     def end_session(self, session: str) -> None:
         """Deliver the messages again in a second that a session renews, since its client is gone."""
+        session = bounded(session)
         visible_ms = self._clock.now_ms() + _SESSION_ENDED_MS
-        self._change_session(session, lambda delivery: delivery._replace(visible_ms=visible_ms, session=""))
+        self._restored_sessions.discard(session)
+        self._change_session(session, lambda each: each._replace(visible_ms=visible_ms, session=""))
         self._sessions.pop(session, None)
 
-    def _keep_session(self, session: str) -> None:
-        """Renew the deliveries of a session of an earlier run whose client is here again."""
+    def keep_session(self, session: str) -> None:
+        """Renew the deliveries of a session from before a restart, since its client is here again.
+
+        A pop of the session does that too. Other sessions need no call.
+        """
+        session = bounded(session)
+        if session in self._restored_sessions:
+            self._restored_sessions.discard(session)
+            self._change_session(session, lambda each: each._replace(visible_ms=each.pop_ms + MAX_RENEWED_MS))
 
     def _change_session(self, session: str, change: Callable[[Delivery], Delivery]) -> None:
         for tracked in list(self._sessions.get(session, ())):
@@ -532,8 +457,8 @@ class PopService:
         """
         wanted = None if topic is None else {topic, retry_topic_v1(topic, group), retry_topic_v2(topic, group)}
         found = []
-        for tracked in self._progress:
-            if tracked.key.group == group and (wanted is None or tracked.key.topic in wanted):
+        for tracked in self._progress.of_group(group):
+            if wanted is None or tracked.key.topic in wanted:
                 with tracked.lock:
                     state = tracked.state
                     oldest_ms = min((each.pop_ms for each in state.in_flight.values()), default=None)
@@ -556,16 +481,14 @@ class PopService:
         if tracked is None:
             return
         with tracked.lock:
-            tracked.state.reset(queue_offset)
-            tracked.committed = None
-            self._progress.settle(tracked)
+            self._progress.reset(tracked, queue_offset)
         self._holds.changed(HoldKey(group, queue.topic))
 
     # --- service -------------------------------------------------------------------------------
 
     def services(self) -> list[Service]:
-        """Return the services that the owner has to step."""
-        return [self]
+        """Return the services that the owner has to step; see also `PopJournal.snapshots`."""
+        return [self.journal, self]
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._progress.on_wake(wake)
@@ -580,7 +503,7 @@ class PopService:
         deadline_ms = wall_time(self._clock, self._holds.next_deadline_ms())
         return min((each for each in (due_ms, deadline_ms) if each is not None), default=None)
 
-    def close(self) -> None:
+    def end_holds(self) -> None:
         """End the pops that wait, with an empty result."""
         for held in self._holds.all():
             self._finish(held, PopResult(()))

@@ -210,6 +210,10 @@ class PopQueue:
         """Return the unacknowledged messages of an ordered pop that is repeated."""
         return sorted(self._attempts.get(attempt_id, ())) if attempt_id else []
 
+    def has_attempt(self, attempt_id: str) -> bool:
+        """Return True if an ordered pop has unacknowledged messages."""
+        return attempt_id in self._attempts
+
     def is_blocked(self, group: str) -> bool:
         """Return True if an earlier message of a message group is unacknowledged."""
         found = self._groups.get(group)
@@ -270,9 +274,14 @@ class PopQueue:
         self._note(["A", queue_offset])
         self.acked_ahead = {*self.acked_ahead, queue_offset}
 
-    def done(self, queue_offsets: Sequence[int]) -> None:
-        """Note that these messages are done."""
-        self._note(["D", *queue_offsets])
+    def done(self, queue_offsets: Sequence[int], *, is_noted: bool = False) -> None:
+        """Note that these messages are done.
+
+        Args:
+            is_noted: The caller has noted the event.
+        """
+        if not is_noted:
+            self._note(["D", *queue_offsets])
         for queue_offset in queue_offsets:
             self._remove_in_flight(queue_offset)
             if self.waiting:
@@ -308,8 +317,8 @@ class PopQueue:
             counts: False if the message did not reach its client.
         """
         delivery = self.in_flight[queue_offset]
-        earlier, pop_ms = (delivery.attempts, delivery.pop_ms) if counts else (delivery.earlier, 0)
-        self.wait(queue_offset, Waiting(delivery.group or "", earlier, pop_ms))
+        earlier = delivery.attempts if counts else delivery.earlier
+        self.wait(queue_offset, Waiting(delivery.group or "", earlier, delivery.pop_ms))
 
     def reset(self, queue_offset: int) -> None:
         """Forget all deliveries, and continue at *queue_offset*."""

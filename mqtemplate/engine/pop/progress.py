@@ -82,6 +82,7 @@ class PopProgress:
         self._lock = threading.Lock()
         self._queues: dict[QueueKey, TrackedQueue] = {}
         self.find: Callable[[QueueKey], TrackedQueue | None] = self._queues.get
+        self._of_group: dict[str, dict[QueueKey, TrackedQueue]] = {}
         self._due: list[tuple[int, int, TrackedQueue]] = []  # heap; an entry is stale if its queue has another time
         self._numbers = itertools.count()
         self._wake: Callable[[], None] = lambda: None
@@ -94,17 +95,23 @@ class PopProgress:
         """Call *wake* when the first expiry is earlier than before."""
         self._wake = wake
 
-    def track(self, key: QueueKey, *, from_last: bool) -> TrackedQueue:
-        """Return the progress in a queue, from the first offset of the group if it is new."""
+    def track(self, key: QueueKey, *, from_last: bool, start: int | None = None) -> TrackedQueue:
+        """Return the progress in a queue. If it is new, it starts at the first offset of the group.
+
+        Args:
+            start: First offset of a group without one; None for the rule of `PopRequest.from_last`.
+        """
         tracked = self._queues.get(key)
         if tracked is None:
             queue = MessageQueue(key.topic, self._broker_name, key.queue_id)
-            start = self._start(key, queue, from_last)
+            first = self._start(key, queue, from_last)
+            if start is not None and self._offsets.offset(*key) is None:
+                first = min(max(start, self._spans.min_offset(queue)), self._spans.max_offset(queue))
             with self._lock:
                 tracked = self._queues.get(key)
                 if tracked is None:
-                    state = PopQueue(start, partial(self._note, key))
-                    tracked = self._queues[key] = TrackedQueue(key, queue, state, None)
+                    state = PopQueue(first, partial(self._note, key))
+                    tracked = self._add(TrackedQueue(key, queue, state, None))
         return tracked
 
     def restore(self, key: QueueKey) -> PopQueue:
@@ -113,7 +120,7 @@ class PopProgress:
         if tracked is None:
             queue = MessageQueue(key.topic, self._broker_name, key.queue_id)
             state = PopQueue(0, partial(self._note, key))
-            tracked = self._queues[key] = TrackedQueue(key, queue, state, self._offsets.offset(*key))
+            tracked = self._add(TrackedQueue(key, queue, state, self._offsets.offset(*key)))
         return tracked.state
 
     def _start(self, key: QueueKey, queue: MessageQueue, from_last: bool) -> int:
@@ -124,6 +131,28 @@ class PopProgress:
         if not from_last or key.topic.startswith(RETRY_TOPIC_PREFIX) or self._spans.is_young(queue):
             return low
         return max(low, self._spans.max_offset(queue) - 1)
+
+    def _add(self, tracked: TrackedQueue) -> TrackedQueue:
+        self._queues[tracked.key] = self._of_group.setdefault(tracked.key.group, {})[tracked.key] = tracked
+        return tracked
+
+    def of_group(self, group: str) -> list[TrackedQueue]:
+        """Return all queues of a group."""
+        return list(self._of_group.get(group, {}).values())
+
+    def drop(self, key: QueueKey) -> None:
+        """Forget a queue."""
+        with self._lock:
+            self._queues.pop(key, None)
+            of_group = self._of_group.get(key.group, {})
+            of_group.pop(key, None)
+            if not of_group:
+                self._of_group.pop(key.group, None)
+
+    def clear(self) -> None:
+        """Forget all queues of an earlier run."""
+        for tracked in self:
+            self.drop(tracked.key)
 
     # --- with the lock of the queue ------------------------------------------------------------
 
@@ -140,14 +169,20 @@ class PopProgress:
             state.read_to(min(committed, self._spans.max_offset(tracked.queue)))
         if state.next > (high := self._spans.max_offset(tracked.queue)):
             state.cut(high)
+            self._offsets.commit(*tracked.key, state.base)
+            committed = state.base
         tracked.committed = committed
 
     def settle(self, tracked: TrackedQueue) -> None:
-        """Commit the offset, and schedule the next expiry, after a change."""
+        """Commit the offset, and schedule the next expiry, after a change.
+
+        A higher offset is of a member that pulls, and stays. The state knows what is not done before it.
+        """
         if tracked.is_gone:
             return
-        state = tracked.state
-        if tracked.committed != state.base:
+        state, committed = tracked.state, self._offsets.offset(*tracked.key)
+        is_deleted = committed is None and tracked.committed is not None
+        if not is_deleted and (committed is None or state.base > committed):
             tracked.committed = state.base
             self._offsets.commit(*tracked.key, state.base)
         due_ms = state.next_due_ms
@@ -162,6 +197,12 @@ class PopProgress:
     def has_offset(self, key: QueueKey) -> bool:
         """Return True if the group has a committed offset in a queue."""
         return self._offsets.offset(*key) is not None
+
+    def reset(self, tracked: TrackedQueue, queue_offset: int) -> None:
+        """Forget the deliveries of a queue, and continue at *queue_offset*."""
+        tracked.state.reset(queue_offset)
+        tracked.committed = queue_offset
+        self._offsets.commit(*tracked.key, queue_offset)
 
     def is_forgotten(self, tracked: TrackedQueue) -> bool:
         """Return True if the offset of the group was deleted, as with its topic."""
@@ -195,5 +236,4 @@ class PopProgress:
                     tracked.state = PopQueue(0)
                     tracked.due_ms = None
                     self._note(tracked.key, [FORGOTTEN])
-                with self._lock:
-                    self._queues.pop(tracked.key, None)
+                self.drop(tracked.key)

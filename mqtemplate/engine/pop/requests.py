@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.message_store import MessageStore
 
 _UNITS_PER_PAGE = 1_024
+_MAX_KEPT_LENGTH = 64
 MAX_SCANNED_UNITS = 4_096
 """Most consume queue units that one pop looks at in a queue."""
 
@@ -26,6 +28,7 @@ class PopRequest:
 
     Attributes:
         queue_id: The queue; -1 for all.
+        max_bytes: Size of all records together, unless the first one is larger.
         invisible_ms: Time until the messages are delivered again, if they are not acknowledged.
         selector: None for all messages. The others are done for the group.
         is_ordered: Deliver the messages of a message group one pop after the other, in their order.
@@ -39,6 +42,7 @@ class PopRequest:
     topic: str
     queue_id: int = -1
     max_count: int = 32
+    max_bytes: int = 256 << 10
     invisible_ms: int = 60_000
     selector: Selector | None = None
     is_ordered: bool = False
@@ -72,6 +76,29 @@ class PopResult:
     messages: Sequence[PoppedMessage]
     rest: int = 0
     is_full: bool = False
+
+
+class PopBatch:
+    """The messages of one pop so far, from all queues."""
+
+    def __init__(self, request: PopRequest) -> None:
+        self.messages: list[PoppedMessage] = []
+        self._max_count = request.max_count
+        self._max_bytes = request.max_bytes
+        self._bytes = 0
+
+    @property
+    def room(self) -> int:
+        """Number of messages that may follow; 0 if the size is reached."""
+        return self._max_count - len(self.messages) if self._bytes < self._max_bytes else 0
+
+    def takes(self, record: StoredRecord) -> bool:
+        """Count the size of a record, and return True; return False if it is too large after the others."""
+        if self._bytes and self._bytes + record.total_size > self._max_bytes:
+            self._bytes = self._max_bytes
+            return False
+        self._bytes += record.total_size
+        return True
 
 
 class PopInFlight(NamedTuple):
@@ -154,6 +181,13 @@ class RecordReader:
 
     def _skip(self, topic: str, queue_id: int, queue_offset: int, reason: str) -> None:
         self._log.warning("pop.message_skipped", topic=topic, queue=queue_id, queue_offset=queue_offset, reason=reason)
+
+
+def bounded(text: str) -> str:
+    """Return a text of a client that is kept for each delivery: itself, or its digest if it is long."""
+    if len(text) <= _MAX_KEPT_LENGTH:
+        return text
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_selected(selector: Selector, record: StoredRecord) -> bool:

@@ -164,23 +164,21 @@ def _check_texts(properties: Mapping[str, str], system: Any) -> None:
 
 def _check_fields(system: Any) -> None:
     """Check the system properties of a message."""
-    if system.HasField("tag") and (not system.tag.strip() or "|" in system.tag or _CONTROL.search(system.tag)):
-        raise GrpcRefusedError(
-            Code.ILLEGAL_MESSAGE_TAG, f"tag {system.tag[:64]!r} is blank, or has '|' or control characters"
-        )
+    tag = system.tag  # empty is none: some clients always set it
+    if tag and (not tag.strip() or "|" in tag or _CONTROL.search(tag)):
+        raise GrpcRefusedError(Code.ILLEGAL_MESSAGE_TAG, f"tag {tag[:64]!r} is blank, or has '|' or control characters")
     message_id = system.message_id
     if not message_id.strip() or _CONTROL.search(message_id):
         raise GrpcRefusedError(
             Code.ILLEGAL_MESSAGE_ID, "the message id is blank or has control characters; clients create it"
         )
-    if system.HasField("message_group"):
-        group = system.message_group
-        if not group.strip() or len(group.encode()) >= _MAX_MESSAGE_GROUP_BYTES or _CONTROL.search(group):
-            raise GrpcRefusedError(
-                Code.ILLEGAL_MESSAGE_GROUP,
-                f"message group {group[:64]!r} must not be blank, must have less than {_MAX_MESSAGE_GROUP_BYTES} bytes "
-                "and no control characters",
-            )
+    group = system.message_group
+    if group and (not group.strip() or len(group.encode()) >= _MAX_MESSAGE_GROUP_BYTES or _CONTROL.search(group)):
+        raise GrpcRefusedError(
+            Code.ILLEGAL_MESSAGE_GROUP,
+            f"message group {group[:64]!r} must not be blank, must have less than {_MAX_MESSAGE_GROUP_BYTES} bytes and "
+            "no control characters",
+        )
     if system.HasField("orphaned_transaction_recovery_duration"):
         seconds = system.orphaned_transaction_recovery_duration.seconds
         if seconds > _MAX_RECOVERY_S or seconds < 0:
@@ -188,7 +186,7 @@ def _check_fields(system: Any) -> None:
                 Code.BAD_REQUEST,
                 f"the recovery duration of a transaction must be 0..{_MAX_RECOVERY_S} seconds, got {seconds}",
             )
-    if system.HasField("lite_topic") and not _LITE_TOPIC.fullmatch(system.lite_topic):
+    if system.lite_topic and not _LITE_TOPIC.fullmatch(system.lite_topic):
         raise GrpcRefusedError(
             Code.ILLEGAL_LITE_TOPIC,
             f"lite topic {system.lite_topic[:64]!r} must have 1..64 letters, digits, '_' or '-'",
@@ -227,11 +225,11 @@ def sent_type(system: Any) -> GrpcMessageType:
         return GrpcMessageType.TRANSACTION
     if system.HasField("delivery_timestamp"):
         return GrpcMessageType.DELAY
-    if system.HasField("message_group"):
+    if system.message_group:
         return GrpcMessageType.FIFO
     if system.HasField("priority"):
         return GrpcMessageType.PRIORITY
-    if system.HasField("lite_topic"):
+    if system.lite_topic:
         return GrpcMessageType.LITE
     return GrpcMessageType.NORMAL
 

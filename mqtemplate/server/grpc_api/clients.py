@@ -9,6 +9,7 @@ Source: RocketMQ ``proxy: ClientActivity``, ``GrpcClientChannel``, ``GrpcClientS
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.engine.clients import ClientNotice, Owner
+from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code, FilterType
@@ -36,14 +38,25 @@ _log = get_logger("mqtemplate.server")
 _ids = itertools.count(-1, -1)
 """Clients have numbers of their own among the channels: one connection may have several, and one several."""
 
+_NO_TAGS = re.compile(r"(\|\|)+")
 _REQUEST_TIMEOUT_MS = 3_000
 _LITE_TYPES = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
 
 
 def filter_of(expression: Any) -> tuple[str, str]:
-    """Return the type and the text of a ``FilterExpression``, as a subscription has them."""
-    kind = "SQL92" if expression.type == FilterType.SQL else "TAG"
-    return kind, expression.expression or "*"
+    """Return the type and the text of a ``FilterExpression``, as a subscription has them.
+
+    Raises:
+        GrpcRefusedError: It has no tag at all. Source: ``FilterAPI.buildSubscriptionData``.
+    """
+    text = expression.expression or "*"
+    if expression.type == FilterType.SQL:
+        return "SQL92", text
+    if _NO_TAGS.fullmatch(text):
+        raise GrpcRefusedError(
+            Code.ILLEGAL_FILTER_EXPRESSION, f"the expression {text[:64]!r} has no tag; for all messages pass '*'"
+        )
+    return "TAG", text
 
 
 @dataclass(slots=True, eq=False)
@@ -113,17 +126,15 @@ class GrpcClients:
     Args:
         core: Has the groups of all clients.
         check_command: Returns the command with which a client gets a transaction check.
-        end_session: Called with the ID of a client that is gone: its renewed messages become visible.
+        pop: Renews the messages of the clients, each a session of its own.
     """
 
-    def __init__(
-        self, core: ServerCore, check_command: Callable[[TransactionCheck], bytes], end_session: Callable[[str], None]
-    ) -> None:
+    def __init__(self, core: ServerCore, check_command: Callable[[TransactionCheck], bytes], pop: PopService) -> None:
         self._core = core
         self._clock = core.registration.engine.clock
         self._expire_ms = core.settings.client_expire_ms
         self._check_command = check_command
-        self._end_session = end_session
+        self._pop = pop
         self._lock = threading.Lock()
         self._clients: dict[str, GrpcClient] = {}
 
@@ -267,8 +278,11 @@ class GrpcClients:
 
     # --- heartbeats and ends -------------------------------------------------------------------
 
-    def heartbeat(self, context: GrpcContext) -> None:
-        """Keep a client in its groups.
+    def heartbeat(self, context: GrpcContext, group: str) -> None:
+        """Keep a client in its groups, and its messages invisible.
+
+        Args:
+            group: The group in the heartbeat of a consumer. The client is in the group of its settings.
 
         Raises:
             GrpcRefusedError: It has sent no settings, or is of a kind that the server does not know.
@@ -278,6 +292,8 @@ class GrpcClients:
         if client.settings.HasField("publishing"):
             self._refresh(client, client.producer_topics, [], without_sub=True)
         elif client.kind in CONSUMER_TYPES and client.group is not None:
+            check_group_name(group)
+            self._pop.keep_session(client.client_id)
             self._refresh(client, (), [_consumer(client, client.group, [])], without_sub=True)
         else:
             raise GrpcRefusedError(
@@ -315,7 +331,7 @@ class GrpcClients:
         self._core.limits.grpc_clients.give(client.owner)
         if stream is not None:
             stream.finish()
-        self._end_session(client.client_id)
+        self._pop.end_session(client.client_id)
         self._core.clients.forget(client.id)  # the last: it notifies other clients, which may fail
 
     def sweep(self) -> None:

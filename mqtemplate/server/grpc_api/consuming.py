@@ -18,6 +18,7 @@ from mqtemplate.errors import BrokerClosedError, MessageError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code, Permission
+from mqtemplate.message import HostAddress
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
@@ -34,6 +35,7 @@ from mqtemplate.server.grpc_api.client_settings import RECEIVE_BATCH_SIZE, max_a
 from mqtemplate.server.grpc_api.clients import GrpcClients, filter_of
 from mqtemplate.server.grpc_api.context import GrpcContext
 from mqtemplate.server.grpc_api.messages import delivered_message, milliseconds
+from mqtemplate.server.grpc_api.producing import broker_of
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, error_status, overall, status
 from mqtemplate.server.pulls.pull_checks import LONG_EXPRESSION
 from mqtemplate.server.state.groups import mixed_group_error
@@ -51,17 +53,25 @@ class GrpcConsuming:
     """The methods of consumers. Each takes a context and a request, and returns the answer or None.
 
     Args:
-        broker: Returns this broker, as queues of routes name it.
+        address: Returns the address of the endpoints in assignments.
+
+    Attributes:
+        pop: The service of POP.
     """
 
     def __init__(
-        self, core: ServerCore, pop: PopService, answers: GrpcAnswers, clients: GrpcClients, broker: Callable[[], Any]
+        self,
+        core: ServerCore,
+        pop: PopService,
+        answers: GrpcAnswers,
+        clients: GrpcClients,
+        address: Callable[[], HostAddress],
     ) -> None:
         self._core = core
-        self._pop = pop
+        self.pop = pop
         self._answers = answers
         self._clients = clients
-        self._broker = broker
+        self._address = address
         self._engine = core.registration.engine
         self._clock = self._engine.clock
         self._waiting: set[_Receive] = set()
@@ -74,7 +84,8 @@ class GrpcConsuming:
         config = self._readable(topic)
         is_ordered = self._group(group).consume_message_orderly
         permission = Permission.READ_WRITE if config.perm & Perm.WRITE else Permission.READ
-        answer, broker = protos.QueryAssignmentResponse(status=ok()), self._broker()
+        broker = broker_of(self._engine.name, self._address())
+        answer = protos.QueryAssignmentResponse(status=ok())
         for queue_id in range(config.read_queue_nums) if is_ordered else (-1,):
             answer.assignments.add().message_queue.CopyFrom(
                 protos.MessageQueue(topic=request.topic, id=queue_id, permission=permission, broker=broker)
@@ -147,7 +158,7 @@ class GrpcConsuming:
         for number, entry in enumerate(request.entries):
             try:
                 handle = self._handle(context, entry.receipt_handle)
-                if not self._pop.ack(group, topic, handle, partial(ack.done, number)):
+                if not self.pop.ack(group, topic, handle, partial(ack.done, number)):
                     raise _superseded(entry.receipt_handle)
             except (MessageError, StoreError, GrpcRefusedError) as exc:
                 ack.done(number, exc)
@@ -184,7 +195,7 @@ class GrpcConsuming:
             )
         handle = self._handle(context, request.receipt_handle)
         answer = _WhenBoth(context)
-        changed = self._pop.change_invisible(
+        changed = self.pop.change_invisible(
             group, topic, handle, invisible_ms, answer.durable, counts=not request.suspend
         )
         if changed is None:
@@ -199,15 +210,11 @@ class GrpcConsuming:
 
     def _forward(self, context: GrpcContext, group: str, topic: str, handle: ReceiptHandle) -> None:
         answer = _WhenBoth(context)
-        if not self._pop.dead_letter(group, topic, handle, answer.durable):
+        if not self.pop.dead_letter(group, topic, handle, answer.durable):
             raise _superseded(handle.text)
         answer.complete(protos.ForwardMessageToDeadLetterQueueResponse(status=ok()))
 
     # --- deliveries ----------------------------------------------------------------------------
-
-    def hold(self, request: PopRequest, wait_ms: int, on_result: Callable[[PopResult], None]) -> HeldPop:
-        """Pop as soon as there are messages."""
-        return self._pop.hold(request, wait_ms, on_result)
 
     def began(self, receive: _Receive, owner: Owner) -> None:
         """Note a receive that waits. It counts as a held pull."""
@@ -254,7 +261,7 @@ class GrpcConsuming:
         """Make messages visible again that their client did not get; this was no attempt."""
         for popped in result.messages:
             try:
-                self._pop.change_invisible(
+                self.pop.change_invisible(
                     request.group, request.topic, popped.handle, invisible_ms, _ignore, counts=False
                 )
             except (BrokerClosedError, StoreError) as exc:  # it becomes visible when its time is over
@@ -284,7 +291,7 @@ class _Receive:
         self._consuming.began(self, self._context.caller.owner)
         call.on_closed = self._on_closed
         try:
-            self._held = self._consuming.hold(self._request, wait_ms, self._on_result)
+            self._held = self._consuming.pop.hold(self._request, wait_ms, self._on_result)
         except Exception:
             self._end_wait()
             raise

@@ -49,14 +49,18 @@ _STATES = {
 # --- routes ---------------------------------------------------------------------------------------
 
 
-def endpoints_of(address: HostAddress) -> Any:
-    """Return the address where clients send all calls. C++ refuses one without the scheme."""
+def broker_of(name: str, address: HostAddress) -> Any:
+    """Return a broker as queues of routes name it: clients send all calls to its endpoints.
+
+    C++ refuses endpoints without the scheme.
+    """
     try:
         version = ipaddress.ip_address(address.ip).version
         scheme = AddressScheme.IPv4 if version == 4 else AddressScheme.IPv6
     except ValueError:
         scheme = AddressScheme.DOMAIN_NAME
-    return protos.Endpoints(scheme=scheme, addresses=[protos.Address(host=address.ip, port=address.port)])
+    endpoints = protos.Endpoints(scheme=scheme, addresses=[protos.Address(host=address.ip, port=address.port)])
+    return protos.Broker(name=name, id=0, endpoints=endpoints)
 
 
 def queue_permissions(config: TopicConfig) -> list[Permission]:
@@ -119,13 +123,9 @@ class GrpcProducing:
 
     # --- routes --------------------------------------------------------------------------------
 
-    def broker(self) -> Any:
-        """Return this broker, as queues of routes name it."""
-        return protos.Broker(name=self._engine.name, id=0, endpoints=endpoints_of(self._address()))
-
     def query_route(self, context: GrpcContext, request: Any) -> Any:
         config = self._core.topics.get(check_topic_name(request.topic.name))
-        broker = self.broker()
+        broker = broker_of(self._engine.name, self._address())
         permissions = queue_permissions(config)
         queues = [route_queue(request.topic, at, each, broker, config) for at, each in enumerate(permissions)]
         return protos.QueryRouteResponse(status=ok(), message_queues=queues)

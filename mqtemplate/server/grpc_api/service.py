@@ -78,21 +78,13 @@ class GrpcEndpoint:
             return HostAddress(self._host(), port)
         return HostAddress(self._advertised.ip, self._advertised.port or port)
 
-    def start(self) -> None:
-        """Accept connections.
-
-        Raises:
-            BrokerError: The server cannot listen on its address.
-        """
-        self.server.start()
-
     def stop(self, timeout_s: float) -> None:
         """End all calls and close all connections. It waits for calls in progress up to *timeout_s*."""
         self.service.close()
         self.server.stop(timeout_s)
 
 
-class _Method(NamedTuple):
+class _UnaryMethod(NamedTuple):
     """A unary or server streaming method.
 
     Attributes:
@@ -124,8 +116,8 @@ class MessagingService:
         self._contexts = GrpcContexts(core.access, engine.clock)
         self._creations = core.creations
         producing = GrpcProducing(core, self._answers, address)
-        self.clients = GrpcClients(core, producing.check_command, pop.end_session)
-        self._consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, producing.broker)
+        self.clients = GrpcClients(core, producing.check_command, pop)
+        self._consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
         self._streams: set[_Telemetry] = set()
         engine.metrics.gauge("server.grpc_clients", lambda: len(self.clients))
         for name, handler in (
@@ -142,12 +134,12 @@ class MessagingService:
             ("RecallMessage", producing.recall),
             ("SyncLiteSubscription", _refuse_lite),
         ):
-            method = _Method(name, getattr(protos, f"{name}Request"), handler)
+            method = _UnaryMethod(name, getattr(protos, f"{name}Request"), handler)
             server.register(protos.method_path(name), self._unary(method))
         server.register_stream(protos.method_path("Telemetry"), self._open_telemetry)
         server.on_close(lambda connection: core.access.client_ids.forget(connection.id))
 
-    def _unary(self, method: _Method) -> Callable[[GrpcCall, bytes], None]:
+    def _unary(self, method: _UnaryMethod) -> Callable[[GrpcCall, bytes], None]:
         name, request_class, handler = method
         contexts, answers = self._contexts, self._answers
 
@@ -174,12 +166,12 @@ class MessagingService:
     def _heartbeat(self, context: GrpcContext, request: Any) -> Any:
         client = self.clients.find(context)
         if client is not None and client.group is not None and not self._creations.has_group(client.group):
-            self._answers.later(context.call, lambda: self._heard(context))  # the group was deleted
+            self._answers.later(context.call, lambda: self._heard(context, request))  # the group was deleted
             return None
-        return self._heard(context)
+        return self._heard(context, request)
 
-    def _heard(self, context: GrpcContext) -> Any:
-        self.clients.heartbeat(context)
+    def _heard(self, context: GrpcContext, request: Any) -> Any:
+        self.clients.heartbeat(context, request.group.name)
         return protos.HeartbeatResponse(status=ok())
 
     def _terminate(self, context: GrpcContext, request: Any) -> Any:
@@ -210,7 +202,11 @@ class MessagingService:
         self._streams.discard(stream)
         self.clients.detach(context.call, context.client_id)
 
-    def report(self, context: GrpcContext, command: Any) -> None:
+    def report_later(self, context: GrpcContext, command: Any) -> None:
+        """Take over the settings of a client in a worker thread: a group may have to be created."""
+        self._server.run(context.call, lambda: self._report(context, command))
+
+    def _report(self, context: GrpcContext, command: Any) -> None:
         """Take over the settings of a client, and answer with the ones that hold."""
         call = context.call
         try:
@@ -238,10 +234,6 @@ class MessagingService:
             if not is_expected(error) and not isinstance(error, StoreError):
                 self._answers.log_unexpected(call, error)
             call.finish(GrpcStatus.INTERNAL, str(error) or type(error).__name__)
-
-    def run(self, call: GrpcCall, work: Callable[[], None]) -> None:
-        """Run *work* in a worker thread."""
-        self._server.run(call, work)
 
 
 _INVALID = frozenset(
@@ -281,8 +273,7 @@ class _Telemetry:
             call.finish(GrpcStatus.INTERNAL, f"the message is not a TelemetryCommand: {exc}")
             return
         if command.WhichOneof("command") == "settings":
-            # A group may have to be created.
-            self._service.run(call, lambda: self._service.report(self._context, command))
+            self._service.report_later(self._context, command)
 
     def on_half_closed(self) -> None:
         self.end()

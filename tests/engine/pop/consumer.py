@@ -28,11 +28,22 @@ class Shop:
     """
 
     def __init__(self, path: Path | None = None, clock: VirtualClock | None = None, **settings: Any) -> None:
-        self.clock = clock or VirtualClock()
-        self.broker = EmbeddedBroker(path, EmbeddedSettings(**{"default_topic_queue_nums": 1, **settings}), self.clock)
-        self.broker.start()
-        self.harness = Harness(self.broker)
-        self.broker.engine.routes.queues(TOPIC)
+        clock = clock or VirtualClock()
+        settings = {"default_topic_queue_nums": 1, **settings}
+        self._use(EmbeddedBroker(path, EmbeddedSettings(**settings), clock), clock)
+
+    def _use(self, broker: EmbeddedBroker, clock: VirtualClock) -> None:
+        self.broker, self.clock = broker, clock
+        broker.start()
+        self.harness = Harness(broker)
+        broker.engine.routes.queues(TOPIC)
+
+    @classmethod
+    def of(cls, broker: EmbeddedBroker, clock: VirtualClock) -> Shop:
+        """Start a broker that a test has created."""
+        shop = cls.__new__(cls)
+        shop._use(broker, clock)
+        return shop
 
     @property
     def pop_service(self) -> PopService:

@@ -116,12 +116,25 @@ def test_a_client_sends_a_message_to_the_dead_letters(shop: Shop) -> None:
     shop.send("a")
     (message,) = shop.pop()
 
-    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, ignore)
-    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, ignore)
+    results: list[Exception | None] = []
+    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, results.append)
+    assert shop.pop_service.dead_letter(GROUP, TOPIC, message.handle, results.append)
+    assert results == [None, None]
 
     shop.harness.advance("1h")
     assert shop.pop() == []
     assert len(messages_in(shop.broker, DEAD)) == 1
+
+
+def test_a_late_acknowledgement_is_refused_since_the_message_has_a_copy(shop: Shop) -> None:
+    shop.send("a", "b")
+    a, b = shop.pop(invisible_ms=10_000)
+    assert shop.ack(b, b) == [True, True]
+
+    shop.harness.advance("10s")
+
+    assert shop.ack(a, b) == [False, False]
+    assert bodies(shop.pop()) == ["a"]
 
 
 # --- invisible time --------------------------------------------------------------------------------
@@ -170,7 +183,7 @@ def test_a_session_renews_its_deliveries_until_it_ends(shop: Shop) -> None:
     shop.harness.advance("1ms")
 
     assert [each.attempt for each in shop.pop()] == [2]
-    assert shop.ack(message) == [True]
+    assert shop.ack(message) == [False]
 
 
 def test_no_session_renews_for_longer_than_three_hours(shop: Shop) -> None:
@@ -287,6 +300,33 @@ def test_a_queue_delivers_no_more_than_the_limit_until_some_are_done() -> None:
     assert bodies(shop.pop()) == ["d"]
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_pop_has_no_more_bytes_than_requested_but_at_least_one_message(shop: Shop, is_ordered: bool) -> None:
+    shop.send("a" * 2_000, "b" * 500, "c" * 500, "d" * 500)
+    shop.ack(*(large := shop.pop(max_bytes=1_500, is_ordered=is_ordered)))
+    shop.ack(*(two := shop.pop(max_bytes=1_500, is_ordered=is_ordered)))
+
+    assert [message[0] for message in bodies(large)] == ["a"]
+    assert [message[0] for message in bodies(two)] == ["b", "c"]
+    assert [message[0] for message in bodies(shop.pop(max_bytes=1_500, is_ordered=is_ordered))] == ["d"]
+
+
+def test_a_message_that_was_not_handled_is_delivered_again_without_a_copy(shop: Shop) -> None:
+    shop.send("a", "b")
+    a, b = shop.pop()
+    results: list[PopResult] = []
+    shop.hold(20_000, results)
+
+    assert shop.change(a, 0, counts=False) is not None
+    shop.harness.advance("0s")
+
+    (again,) = results[0].messages
+    assert (*bodies([again]), again.attempt, again.record.topic) == ("a", 1, TOPIC)
+    assert shop.ack(a) == [False]
+    assert shop.ack(again, b) == [True, True]
+    assert shop.committed() == 2
+
+
 # --- the first offset ------------------------------------------------------------------------------
 
 
@@ -303,9 +343,10 @@ def test_a_group_that_also_pulls_continues_at_the_higher_offset(shop: Shop) -> N
     shop.broker.engine.offsets.commit(GROUP, TOPIC, 0, 3)
 
     assert bodies(shop.pop()) == ["d"]
-    assert shop.committed() == 0  # the first one is not acknowledged
-    shop.ack(a)
     assert shop.committed() == 3
+    shop.harness.advance("30s")
+    assert sorted(bodies(shop.pop())) == ["a", "d"]
+    assert shop.ack(a) == [False]
 
 
 def test_an_offset_of_a_member_that_pulls_moves_nothing_back(shop: Shop) -> None:
@@ -377,6 +418,16 @@ def test_the_same_attempt_gets_the_same_messages_with_the_same_count(shop: Shop)
     assert shop.ack(*first) == [False, False]
     assert shop.ack(*again) == [True, True]
     assert bodies(shop.pop(is_ordered=True, attempt_id="one")) == ["a2"]
+
+
+def test_a_repeated_attempt_gets_its_messages_first() -> None:
+    shop = Shop(default_topic_queue_nums=8)
+    shop.send(*map(str, range(16)))
+    first = shop.pop(is_ordered=True, attempt_id="one", max_count=2)
+
+    again = shop.pop(is_ordered=True, attempt_id="one", max_count=2)
+
+    assert bodies(again) == bodies(first)
 
 
 def test_an_ordered_message_is_a_dead_letter_after_its_last_attempt_and_its_group_goes_on(shop: Shop) -> None:

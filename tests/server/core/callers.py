@@ -26,6 +26,10 @@ class PlainChannel:
         self.access_key = account
         self.told: list[ClientNotice] = []
 
+    @property
+    def is_reachable(self) -> bool:
+        return self.is_open
+
     def caller(self, *, version: int = Version.V5_5_0) -> Caller:
         return Caller(self, self.access_key, version, "SendMessage")
 

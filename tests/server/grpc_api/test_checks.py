@@ -103,6 +103,7 @@ def test_the_text_says_what_is_allowed() -> None:
         message(b"x"),
         message(b"x" * MAX_BODY),
         message(tag="paid"),
+        message(tag="", message_group="", lite_topic="", trace_context=""),
         message(message_group="g" * 63),
         message(lite_topic="a" * 64),
         message(priority=0),
@@ -112,7 +113,7 @@ def test_the_text_says_what_is_allowed() -> None:
         with_properties(p="v" * (16 * 1_024 - 1)),
         with_properties(note="größe"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_message_is_allowed(allowed: Any) -> None:
     check_message(allowed, MAX_BODY)
@@ -126,7 +127,7 @@ def test_a_message_is_allowed(allowed: Any) -> None:
         (message(message_id=""), Code.ILLEGAL_MESSAGE_ID),
         (message(message_id="  "), Code.ILLEGAL_MESSAGE_ID),
         (message(message_id="a\x01b"), Code.ILLEGAL_MESSAGE_ID),
-        (message(tag=""), Code.ILLEGAL_MESSAGE_TAG),
+        (message(tag=" "), Code.ILLEGAL_MESSAGE_TAG),
         (message(tag="a|b"), Code.ILLEGAL_MESSAGE_TAG),
         (message(tag="a\n"), Code.ILLEGAL_MESSAGE_TAG),
         (message(message_group=" "), Code.ILLEGAL_MESSAGE_GROUP),
@@ -191,7 +192,7 @@ def with_deliver_time() -> Any:
         (message(lite_topic="a"), "LITE"),
         (with_deliver_time(), "DELAY"),
         (message(message_type=GrpcMessageType.TRANSACTION, message_group="g"), "TRANSACTION"),
-        (message(message_type=GrpcMessageType.FIFO), "NORMAL"),
+        (message(message_type=GrpcMessageType.FIFO, message_group="", lite_topic=""), "NORMAL"),
     ],
 )
 def test_the_type_follows_from_the_properties(sent: Any, kind: str) -> None:

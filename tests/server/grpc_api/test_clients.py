@@ -120,9 +120,10 @@ def with_client_property(name: str) -> Any:
         consumer_settings("a b", "orders"),
         consumer_settings("billing", "a b"),
         consumer_settings("billing", "orders", expression="||".join(["x"] * 5_000)),
+        consumer_settings("billing", "orders", expression="||"),
         with_client_property("9"),
     ],
-    ids=["nothing", "topic", "system topic", "group", "subscribed topic", "expression", "client property"],
+    ids=["nothing", "topic", "system topic", "group", "subscribed topic", "expression", "no tag", "client property"],
 )
 def test_settings_that_are_wrong_end_the_stream(tool: GrpcTool, settings: Any) -> None:
     stream = tool.telemetry()
@@ -167,6 +168,13 @@ def test_too_many_clients_of_a_connection_are_refused() -> None:
 def test_a_client_without_settings_is_unknown(tool: GrpcTool) -> None:
     assert tool.heartbeat("billing").status.code == Code.UNRECOGNIZED_CLIENT_TYPE
     assert tool.terminate().status.code == Code.UNRECOGNIZED_CLIENT_TYPE
+
+
+def test_the_heartbeat_of_a_consumer_names_its_group(tool: GrpcTool) -> None:
+    stream = tool.telemetry()
+    stream.report(consumer_settings("billing", "orders"))
+
+    assert tool.heartbeat("").status.code == Code.ILLEGAL_CONSUMER_GROUP
 
 
 def test_a_client_that_leaves_is_no_member(server: Server, tool: GrpcTool) -> None:

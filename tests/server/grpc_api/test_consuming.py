@@ -191,10 +191,11 @@ def test_two_members_share_the_messages(server: Server, tool: GrpcTool, topic: s
         ({"invisible_s": 9.999}, Code.ILLEGAL_INVISIBLE_TIME),
         ({"invisible_s": 12 * 3_600 + 0.001}, Code.ILLEGAL_INVISIBLE_TIME),
         ({"expression": "a = ", "sql": True}, Code.ILLEGAL_FILTER_EXPRESSION),
+        ({"expression": "||||"}, Code.ILLEGAL_FILTER_EXPRESSION),
         ({"timeout": 4.0}, Code.ILLEGAL_POLLING_TIME),
         ({"group": "paused"}, Code.FORBIDDEN),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_receive_is_refused(server: Server, tool: GrpcTool, topic: str, options: dict[str, Any], code: Code) -> None:
     create_topic(server, "write_only", perm=2)

@@ -1,0 +1,348 @@
+"""Clients that abuse HTTP/2: each is bounded, and its connection closed; the other connections are served meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from mqtemplate.clock import VirtualClock
+from mqtemplate.http2 import frames
+from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, settings_frame, window_update_frame
+from mqtemplate.http2.grpc_server import GrpcConnection, GrpcLimits, Http2Limits
+from mqtemplate.http2.hpack import HpackEncoder
+from mqtemplate.remoting.settings import ConnectionLimits
+from tests.http2.conftest import OpenSocket, StartGrpc
+from tests.http2.grpc_kit import BIG, CHAT, ECHO, HOLD, GrpcEcho
+from tests.http2.wire import ConnectionPeer, Frame, SocketPeer, call, changed, data, headers, hello
+from tests.waiting import PATIENCE_S, eventually
+
+FEW = Http2Limits(max_control_frames=100, control_frames_per_s=10, max_resets=100, resets_per_s=10)
+BLOCK = HpackEncoder().encode(changed())
+
+
+def ended_by(answers: list[Frame]) -> ErrorCode | None:
+    """Return the code of GOAWAY, if the connection was ended."""
+    return answers[-1].code if answers and answers[-1].kind == frames.GOAWAY else None
+
+
+# --- floods ---------------------------------------------------------------------------------------
+
+
+FLOODS = {
+    "PING": frame(frames.PING, 0, 0, bytes(8)),
+    "SETTINGS": settings_frame({}),
+    "SETTINGS ACK": frame(frames.SETTINGS, frames.ACK, 0, b""),
+    "PRIORITY": frame(frames.PRIORITY, 0, 1, bytes(5)),
+    "WINDOW_UPDATE": window_update_frame(0, 1),
+    "WINDOW_UPDATE of a stream": window_update_frame(1, 1),
+    "empty DATA": data(1, b"", 0),
+    "padding": data(1, b"\x09" + bytes(9), frames.PADDED),
+    "unknown frames": frame(0xEE, 0, 0, b""),
+    "GOAWAY": frame(frames.GOAWAY, 0, 0, bytes(8)),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_a_flood_of_control_frames_ends_the_connection(flood: str) -> None:
+    peer = ConnectionPeer(FEW)
+    peer.send(headers(1, flags=frames.END_HEADERS))
+
+    answers = peer.send(FLOODS[flood] * 130)
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(answers) <= 130
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_as_many_control_frames_are_permitted_over_time(flood: str) -> None:
+    peer = ConnectionPeer(FEW)
+    peer.send(headers(1, flags=frames.END_HEADERS))
+
+    for _ in range(130):
+        peer.now_ms += 100
+        assert ended_by(peer.send(FLOODS[flood])) is None
+
+
+def test_calls_permit_further_control_frames() -> None:
+    """A client may send a PING and windows with each of thousands of calls."""
+    peer = ConnectionPeer(FEW)
+
+    for stream_id in range(1, 1_001, 2):
+        peer.send(headers(stream_id), *[FLOODS["PING"], FLOODS["WINDOW_UPDATE"]] * 2)
+        peer.receivers[stream_id].stream.respond(((":status", "200"),), b"", (("grpc-status", "0"),))
+
+    assert peer.error is None
+
+
+def test_many_settings_in_one_frame_are_refused() -> None:
+    """Each change of the initial window has to be added to each stream."""
+    payload = b"".join((4).to_bytes(2, "big") + value.to_bytes(4, "big") for value in range(65))
+
+    answers = ConnectionPeer().send(frame(frames.SETTINGS, 0, 0, payload))
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+
+
+# --- resets ---------------------------------------------------------------------------------------
+
+
+def test_rapid_resets_end_the_connection() -> None:
+    """CVE-2023-44487: the client opens streams and resets them at once, so that their number stays small."""
+    peer = ConnectionPeer(FEW)
+    attack = [headers(number, flags=4) + rst_stream_frame(number, ErrorCode.CANCEL) for number in range(1, 401, 2)]
+
+    answers = peer.send(*attack)
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(peer.receivers) == 101
+
+
+def test_resets_that_the_client_makes_the_server_send_are_counted_too() -> None:
+    """CVE-2025-8671: an invalid frame of each stream makes the server reset it, while its handler still works."""
+    peer = ConnectionPeer(FEW)
+
+    answers = peer.send(*(headers(number) + window_update_frame(number, 0) for number in range(1, 401, 2)))
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(peer.receivers) == 101
+
+
+def test_some_cancelled_calls_are_permitted_all_the_time() -> None:
+    peer = ConnectionPeer(FEW)
+
+    for number in range(1, 2_001, 2):
+        peer.now_ms += 100
+        peer.send(headers(number), rst_stream_frame(number, ErrorCode.CANCEL))
+
+    assert peer.error is None
+
+
+# --- header blocks --------------------------------------------------------------------------------
+
+
+def test_a_flood_of_continuation_ends_the_connection() -> None:
+    """CVE-2024-24549 and others: the block never ends."""
+    peer = ConnectionPeer(FEW)
+
+    answers = peer.send(frame(frames.HEADERS, 0, 1, BLOCK), *[frame(frames.CONTINUATION, 0, 1, b"")] * 3)
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+
+
+def test_a_header_block_above_the_limit_ends_the_connection() -> None:
+    peer = ConnectionPeer()
+
+    answers = peer.send(frame(frames.HEADERS, 0, 1, BLOCK), *[frame(frames.CONTINUATION, 0, 1, bytes(9_000))] * 2)
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.connection.partial_bytes < 20_000
+
+
+def test_a_block_that_expands_is_refused_without_its_fields() -> None:
+    """One byte refers to a field of 4,000: 16 KB of them would be 64 MB."""
+    peer = ConnectionPeer()
+    peer.send(frame(frames.HEADERS, 5, 1, BLOCK + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000))
+    bomb = BLOCK + b"\xbe" * 15_000
+
+    [reset] = peer.send(frame(frames.HEADERS, 5, 3, bomb))
+
+    assert (reset.stream_id, reset.code) == (3, ErrorCode.ENHANCE_YOUR_CALM)
+    assert list(peer.receivers) == [1]
+
+
+# --- memory and time, over a socket ---------------------------------------------------------------
+
+
+def limits(**options: object) -> GrpcLimits:
+    return GrpcLimits(**options)  # type: ignore[arg-type]
+
+
+def is_served(peer: SocketPeer, stream_id: int) -> bool:
+    peer.send(call(stream_id, ECHO, b"served"))
+    return peer.response()[1] == [b"served"]
+
+
+def reason_of_end(server: GrpcEcho, log: list[dict[str, object]]) -> str:
+    """Return why the server closed the next connection."""
+    connection = server.closed.get(timeout=PATIENCE_S)
+    assert isinstance(connection, GrpcConnection)
+    return next(
+        str(each["reason"])
+        for each in reversed(log)
+        if each.get("remote") == str(connection.remote) and "reason" in each
+    )
+
+
+def test_a_client_with_a_closed_window_cannot_make_the_server_hold_much(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    """Its window is 0, so no response can leave."""
+    server = start_grpc(limits(limits=ConnectionLimits(max_unread_bytes=1_000_000)))
+    attacker, other = open_socket(server, settings={frames.INITIAL_WINDOW_SIZE: 0}), open_socket(server)
+
+    with capture_logs() as log:
+        attacker.send(*(call(number, BIG, b"300000") for number in range(1, 20, 2)))
+
+        assert "the client does not permit to send" in reason_of_end(server, log)
+    assert is_served(other, 1)
+    assert eventually(lambda: server.unread_output.held == 0, "the bytes are not counted any more")
+
+
+def test_clients_with_closed_windows_share_one_limit(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    """The one with most queued bytes is closed."""
+    server = start_grpc(limits(max_unread_bytes=1_000_000))
+    small, large = (open_socket(server, settings={frames.INITIAL_WINDOW_SIZE: 0}) for _ in range(2))
+    small.send(call(1, BIG, b"300000"))
+    eventually(lambda: server.unread_output.held, "the response is queued")
+
+    with capture_logs() as log:
+        large.send(call(1, BIG, b"900000"))
+
+        assert "all connections hold" in reason_of_end(server, log)
+    assert server.closed.empty()
+    assert small.until(frames.HEADERS)
+
+
+def test_a_response_that_waits_too_long_for_its_window_is_cancelled(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    """A window of a byte now and then keeps nothing alive: the first message must leave in time."""
+    clock = VirtualClock()
+    server = start_grpc(limits(stall_ms=60_000), clock)
+    peer = open_socket(server, settings={frames.INITIAL_WINDOW_SIZE: 10})
+    peer.send(call(1, BIG, b"1000"))
+    peer.until(frames.DATA)
+
+    for _ in range(5):
+        peer.send(window_update_frame(1, 1), frame(frames.PING, 0, 0, bytes(8)))
+        peer.until(frames.PING)
+        clock.move_ms(10_000)
+        server.loop.wake()
+
+    clock.move_ms(31_000)  # the server looks each 30 s
+    server.loop.wake()
+
+    assert peer.until(frames.RST_STREAM).code is ErrorCode.CANCEL
+    assert is_served(open_socket(server), 1)
+
+
+def test_incomplete_messages_of_all_clients_share_one_limit(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    """A message announces 100 MB and never ends; many clients do that."""
+    server = start_grpc(limits(max_partial_bytes=500_000))
+    other = open_socket(server)
+    start = headers(1, changed((":path", CHAT), without=":path")[-1:] + changed(without=":path"), frames.END_HEADERS)
+
+    with capture_logs() as log:
+        for _ in range(3):
+            peer = open_socket(server)
+            peer.send(start, *(data(1, b"\0\x05\xf5\xe1\x00" + bytes(10_000), 0) for _ in range(20)))
+        assert "bytes of incomplete frames" in reason_of_end(server, log)
+
+    assert is_served(other, 1)
+    assert server.partial_input.held <= 500_000
+
+
+def test_an_incomplete_request_must_end_in_time(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    clock = VirtualClock()
+    server = start_grpc(limits(), clock)
+    peer = open_socket(server)
+    peer.send(frame(frames.HEADERS, 0, 1, BLOCK))
+    eventually(lambda: any(each.partial_bytes for each in server.connections()), "the frame arrived")
+
+    clock.move_ms(31_000)
+    server.loop.wake()
+
+    assert peer.is_ended()
+
+
+def test_a_connection_without_calls_is_closed_with_goaway(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    """PINGs do not count: RocketMQ's proxy closes such a connection after 120 s, too."""
+    clock = VirtualClock()
+    server = start_grpc(limits(), clock)
+    peer = open_socket(server)
+    assert is_served(peer, 1)
+
+    for _ in range(12):
+        peer.send(frame(frames.PING, 0, 0, bytes(8)))
+        eventually(lambda: peer.until(frames.PING), "the server reads")
+        clock.move_ms(9_500)
+        server.loop.wake()
+
+    clock.move_ms(31_000)
+    server.loop.wake()
+
+    assert peer.until(frames.GOAWAY).code is ErrorCode.NO_ERROR
+    assert peer.is_ended()
+
+
+def test_a_client_with_calls_that_is_silent_gets_a_ping_and_is_closed_without_a_response(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    clock = VirtualClock()
+    server = start_grpc(limits(), clock)
+    peer = open_socket(server)
+    peer.send(call(1, HOLD))
+    server.held.get(timeout=PATIENCE_S)
+
+    clock.move_ms(61_000)
+    server.loop.wake()
+    ping = peer.until(frames.PING)
+    peer.send(frame(frames.PING, frames.ACK, 0, ping.payload))
+    eventually(
+        lambda: all(each.read_ms == server.loop.now_ms() for each in server.connections()), "the response arrived"
+    )
+    clock.move_ms(121_000)
+    server.loop.wake()
+
+    assert peer.is_ended()
+    assert server.closed_calls.get(timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("greeting", [b"", b"PRI * HT", hello()[:30]])
+def test_a_connection_that_does_not_finish_its_greeting_is_closed(
+    start_grpc: StartGrpc, open_socket: OpenSocket, greeting: bytes
+) -> None:
+    clock = VirtualClock()
+    server = start_grpc(limits(), clock)
+    peer = open_socket(server, greets=False)
+    peer.send(greeting)
+    eventually(lambda: [each for each in server.connections() if each.partial_bytes or not greeting], "it is open")
+
+    clock.move_ms(121_000)
+    server.loop.wake()
+
+    assert peer.is_ended()
+
+
+@pytest.mark.parametrize("flood", ["PING", "SETTINGS", "empty DATA", "unknown frames"])
+def test_the_others_are_served_during_a_flood(start_grpc: StartGrpc, open_socket: OpenSocket, flood: str) -> None:
+    server = start_grpc()
+    attacker, other = open_socket(server), open_socket(server)
+
+    attacker.send(headers(1, flags=frames.END_HEADERS))
+    attacker.socket.setblocking(False)
+    number = 1
+    pending = FLOODS[flood] * 30_000
+    while server.closed.empty():
+        try:
+            pending = pending[attacker.socket.send(pending) :]
+        except (BlockingIOError, ConnectionError):
+            pass  # the server reads slower, or has closed the connection
+        assert is_served(other, number)
+        number += 2
+
+    assert server.closed.get() is not None
+
+
+def test_calls_of_one_client_take_turns_with_those_of_the_others(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    """Thousands of calls in one packet do not hold the others."""
+    server = start_grpc()
+    many, other = open_socket(server), open_socket(server)
+
+    many.send(*(call(number, ECHO, b"x") for number in range(1, 4_001, 2)))
+
+    assert is_served(other, 1)
+    answers = [many.response()[1] for _ in range(2_000)]
+    assert answers == [[b"x"]] * 2_000

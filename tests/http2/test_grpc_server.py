@@ -1,0 +1,331 @@
+"""gRPC on HTTP/2, byte by byte: what no client library sends, and what other threads do."""
+
+from __future__ import annotations
+
+import threading
+from urllib.parse import unquote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mqtemplate.http2 import frames
+from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame
+from mqtemplate.http2.grpc_call import GrpcStatus, framed, parse_timeout, status_fields
+from mqtemplate.http2.grpc_server import GrpcLimits
+from tests.http2.conftest import OpenSocket, StartGrpc
+from tests.http2.grpc_kit import CHAT, ECHO, HOLD, METADATA, PARTS, SLOW, GrpcEcho
+from tests.http2.wire import SocketPeer, call, changed, data, headers
+from tests.waiting import PATIENCE_S, eventually
+
+
+@pytest.fixture
+def peer(grpc_server: GrpcEcho, open_socket: OpenSocket) -> SocketPeer:
+    return open_socket(grpc_server)
+
+
+def start_of(path: str, stream_id: int = 1) -> bytes:
+    return headers(stream_id, ((":path", path), *changed(without=":path")), frames.END_HEADERS)
+
+
+def status_of(peer: SocketPeer) -> tuple[GrpcStatus, str]:
+    fields, _ = peer.response()
+    return GrpcStatus(int(fields["grpc-status"])), unquote(fields.get("grpc-message", ""))
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(sizes=st.lists(st.integers(0, 40), min_size=1, max_size=5), cuts=st.lists(st.integers(1, 12), max_size=30))
+def test_messages_may_be_cut_anywhere(
+    grpc_server: GrpcEcho, open_socket: OpenSocket, sizes: list[int], cuts: list[int]
+) -> None:
+    """A DATA frame may have a part of a message, or several messages."""
+    sent = [bytes((number,)) * size for number, size in enumerate(sizes)]
+    stream = b"".join(map(framed, sent))
+    peer = open_socket(grpc_server)
+    parts, at = [], 0
+    for cut in cuts:
+        parts.append(data(1, stream[at : at + cut], 0))
+        at += cut
+
+    peer.send(start_of(CHAT), *parts, data(1, stream[at:]))
+
+    assert peer.response()[1] == sent
+    peer.socket.close()
+
+
+def test_a_unary_call_may_end_with_an_empty_frame_or_with_trailers(peer: SocketPeer) -> None:
+    peer.send(start_of(ECHO), data(1, framed(b"first"), 0), data(1, b""))
+    assert peer.response()[1] == [b"first"]
+
+    peer.send(start_of(ECHO, 3), data(3, framed(b"second"), 0), headers(3, [("checksum", "1")]))
+    assert peer.response()[1] == [b"second"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        (changed((":method", "GET"), without=":method")[-1:] + changed(without=":method"), ("405", "allow", "POST")),
+        (changed(("content-type", "text/html"), without="content-type"), ("415", "accept", "application/grpc")),
+        (changed(without="content-type"), ("415", "accept", "application/grpc")),
+        (changed(("content-type", "application/grpcx"), without="content-type"), ("415", "accept", "application/grpc")),
+    ],
+)
+def test_a_request_that_is_no_call_gets_an_http_status(
+    peer: SocketPeer, fields: tuple[tuple[str, str], ...], answer: tuple[str, str, str]
+) -> None:
+    peer.send(headers(1, fields))
+
+    found, _ = peer.response()
+
+    status, name, value = answer
+    assert (found[":status"], found[name]) == (status, value)
+
+
+@pytest.mark.parametrize("content_type", ["application/grpc+proto", "application/grpc;charset=utf-8"])
+def test_a_content_type_may_have_a_suffix(peer: SocketPeer, content_type: str) -> None:
+    fields = changed(("content-type", content_type), without="content-type")
+
+    peer.send(headers(1, fields, frames.END_HEADERS), data(1, framed(b"x")))
+
+    assert peer.response()[1] == [b"x"]
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "details"),
+    [
+        (b"", GrpcStatus.INTERNAL, "the client sent no message; this method takes one"),
+        (b"\0\0", GrpcStatus.INTERNAL, "the request ends inside a message"),
+        (framed(b"abc")[:-1], GrpcStatus.INTERNAL, "the request ends inside a message"),
+        (
+            framed(b"a") + framed(b"b"),
+            GrpcStatus.INTERNAL,
+            "the client sent more than one message; this method takes one",
+        ),
+        (b"\x01\0\0\0\x01a", GrpcStatus.INTERNAL, "a message is compressed, but the call has no grpc-encoding"),
+        (b"\x02\0\0\0\x01a", GrpcStatus.INTERNAL, "the prefix of a message starts with 2, allowed are 0 and 1"),
+        (
+            b"\0\xff\xff\xff\xff",
+            GrpcStatus.RESOURCE_EXHAUSTED,
+            "a message of 4294967295 bytes, allowed are 136314880",
+        ),
+    ],
+)
+def test_an_invalid_request_gets_a_status(peer: SocketPeer, content: bytes, status: GrpcStatus, details: str) -> None:
+    peer.send(start_of(ECHO), data(1, content))
+
+    assert status_of(peer) == (status, details)
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_arrives(peer: SocketPeer) -> None:
+    """The client need not send the rest."""
+    peer.send(start_of(ECHO), data(1, b"\0\xff\xff\xff\xff", 0))
+
+    assert status_of(peer)[0] is GrpcStatus.RESOURCE_EXHAUSTED
+    assert peer.until(frames.RST_STREAM).code is ErrorCode.NO_ERROR
+
+
+def test_a_refused_encoding_names_the_accepted_one(peer: SocketPeer) -> None:
+    fields = ((":path", ECHO), *changed(("grpc-encoding", "gzip"), without=":path"))
+    peer.send(headers(1, fields, frames.END_HEADERS), data(1, b"\x01\0\0\0\x01a"))
+
+    found, _ = peer.response()
+
+    assert (found["grpc-status"], found["grpc-accept-encoding"]) == ("12", "identity")
+
+
+def test_an_uncompressed_message_of_a_call_with_compression_is_accepted(peer: SocketPeer) -> None:
+    """Clients leave small messages as they are."""
+    peer.send(call(1, ECHO, b"small", grpc_encoding="gzip"))
+
+    assert peer.response()[1] == [b"small"]
+
+
+# --- deadlines and status -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "timeout_ms"),
+    [
+        ("1H", 3_600_000),
+        ("2M", 120_000),
+        ("3S", 3_000),
+        ("99999999m", 99_999_999),
+        ("500u", 0.5),
+        ("1000000n", 1),
+        ("", None),
+        ("S", None),
+        ("3s", None),
+        ("-1S", None),
+        ("123456789S", None),
+    ],
+)
+def test_a_timeout_has_a_number_and_a_unit(text: str, timeout_ms: float | None) -> None:
+    assert parse_timeout(text) == timeout_ms
+
+
+def test_an_invalid_timeout_ends_a_call_that_waits(peer: SocketPeer) -> None:
+    peer.send(call(1, HOLD, grpc_timeout="soon"))
+
+    assert status_of(peer) == (
+        GrpcStatus.INTERNAL,
+        "grpc-timeout is 'soon', allowed are 1 to 8 digits and H M S m u n",
+    )
+
+
+def test_a_call_whose_request_never_ends_has_a_deadline_too(peer: SocketPeer) -> None:
+    fields = ((":path", ECHO), *changed(("grpc-timeout", "1m"), without=":path"))
+    peer.send(headers(1, fields, frames.END_HEADERS))
+
+    assert status_of(peer)[0] is GrpcStatus.DEADLINE_EXCEEDED
+
+
+@given(details=st.text(max_size=60))
+def test_details_survive_as_ascii(details: str) -> None:
+    fields = dict(status_fields(GrpcStatus.NOT_FOUND, details))
+
+    encoded = fields.get("grpc-message", "")
+    assert encoded.isascii()
+    assert encoded.isprintable()
+    assert unquote(encoded) == details.encode("utf-8", "replace").decode()
+
+
+def test_details_have_a_bound() -> None:
+    assert len(dict(status_fields(GrpcStatus.INTERNAL, "x" * 100_000))["grpc-message"]) == 4_096
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+def test_all_calls_of_one_read_are_answered_in_their_order(peer: SocketPeer) -> None:
+    peer.send(*(call(number, ECHO, str(number).encode()) for number in range(1, 201, 2)))
+
+    assert [peer.response()[1] for _ in range(100)] == [[str(number).encode()] for number in range(1, 201, 2)]
+
+
+def test_calls_of_one_connection_do_not_wait_for_each_other(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    peer.send(call(1, HOLD), call(3, ECHO, b"second"))
+    assert peer.response()[1] == [b"second"]
+
+    grpc_server.held.get(timeout=PATIENCE_S).reply(b"first")
+
+    assert peer.response()[1] == [b"first"]
+
+
+def test_messages_of_one_thread_arrive_in_their_order(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    peer.send(call(1, HOLD))
+    held = grpc_server.held.get(timeout=PATIENCE_S)
+
+    for number in range(500):
+        held.write(str(number).encode())
+    held.finish(GrpcStatus.OK)
+    held.write(b"too late")
+    held.finish(GrpcStatus.ABORTED)
+
+    fields, received = peer.response()
+    assert received == [str(number).encode() for number in range(500)]
+    assert fields["grpc-status"] == "0"
+
+
+def test_a_call_is_answered_once_by_many_threads(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    for stream_id in range(1, 101, 2):
+        peer.send(call(stream_id, HOLD))
+    held = [grpc_server.held.get(timeout=PATIENCE_S) for _ in range(50)]
+
+    threads = [threading.Thread(target=lambda: [each.reply(b"done") for each in held]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [peer.response()[1] for _ in range(50)] == [[b"done"]] * 50
+
+
+def test_a_response_without_messages_has_only_trailers(peer: SocketPeer) -> None:
+    peer.send(call(1, PARTS, b"0"))
+
+    head = peer.until(frames.HEADERS)
+
+    assert head.flags & frames.END_STREAM
+
+
+def test_metadata_have_no_fields_of_http2(peer: SocketPeer) -> None:
+    for number, name in enumerate((b":path", b":authority", b"x-mq-client-id")):
+        peer.send(call(2 * number + 1, METADATA, name, **{"x-mq-client-id": "a@1"}))
+
+    assert [peer.response()[1] for _ in range(3)] == [[b"-"], [b"-"], [b"a@1"]]
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_ends_its_calls(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    peer.send(call(1, HOLD), start_of(CHAT, 3))
+    connection = grpc_server.held.get(timeout=PATIENCE_S).connection
+
+    peer.socket.close()
+
+    assert {grpc_server.closed_calls.get(timeout=PATIENCE_S).method for _ in range(2)} == {HOLD, CHAT}
+    assert grpc_server.closed.get(timeout=PATIENCE_S) is connection
+    assert not connection.is_open
+
+
+def test_a_handler_may_close_the_connection(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    peer.send(call(1, HOLD))
+    held = grpc_server.held.get(timeout=PATIENCE_S)
+
+    held.connection.close("the client has no rights any more")
+
+    assert peer.is_ended()
+    eventually(lambda: not held.is_open, "the call has ended")
+
+
+def test_a_finished_call_is_not_reported_as_ended(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    peer.send(call(1, HOLD))
+    grpc_server.held.get(timeout=PATIENCE_S).finish()
+
+    peer.send(rst_stream_frame(1, ErrorCode.CANCEL), call(3, ECHO, b"next"))
+
+    assert peer.response()[1] == []
+    assert peer.response()[1] == [b"next"]
+    assert grpc_server.closed_calls.empty()
+
+
+def test_work_of_a_cancelled_call_is_dropped(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    server = start_grpc(GrpcLimits(slow_workers=1))
+    peer = open_socket(server)
+    peer.send(call(1, SLOW), call(3, SLOW), rst_stream_frame(3, ErrorCode.CANCEL), call(5, SLOW))
+    eventually(lambda: server.request_count == 3, "the calls arrived")
+
+    for _ in range(2):  # a third one would wait
+        server.gate.release()
+
+    assert [len(peer.response()[1]) for _ in range(2)] == [1, 1]
+
+
+def test_a_stop_tells_clients_with_goaway(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    server = start_grpc()
+    peer = open_socket(server)
+    peer.send(call(1, ECHO))
+    peer.response()
+
+    server.stop(PATIENCE_S)
+
+    goaway = peer.until(frames.GOAWAY)
+    assert (goaway.code, goaway.payload[:4], goaway.payload[8:]) == (
+        ErrorCode.NO_ERROR,
+        (1).to_bytes(4, "big"),
+        b"the server is stopped",
+    )
+    assert peer.is_ended()
+
+
+def test_a_connection_error_is_explained(peer: SocketPeer) -> None:
+    peer.send(frame(frames.PING, 0, 0, b"short"))
+
+    goaway = peer.until(frames.GOAWAY)
+
+    assert (goaway.code, goaway.payload[8:]) == (ErrorCode.FRAME_SIZE_ERROR, b"PING with 5 bytes")
+    assert peer.is_ended()
