@@ -22,19 +22,11 @@ _REPLACED = "a newer delivery or a change replaced the handle; it must not act o
 _UNKNOWN_TOPIC = "a missing topic is named as such"
 
 DIFFERENCES: dict[str, tuple[int | str, str]] = {
-    "Heartbeat: a consumer with an empty group": (Code.OK, "the group is that of the settings"),
     "Telemetry: an unknown group": (Code.OK, "the group is created, as groups of remoting clients are"),
-    "Telemetry: a tag expression that cannot be parsed": (Code.OK, "an expression without tags selects nothing"),
     "Telemetry: an SQL expression that cannot be parsed": ("INVALID_ARGUMENT", "SQL is parsed when it is reported"),
     "SendMessage: an unknown topic": (Code.TOPIC_NOT_FOUND, _UNKNOWN_TOPIC),
-    "SendMessage: an empty tag": (Code.ILLEGAL_MESSAGE_TAG, "an empty tag is a blank one"),
-    "SendMessage: an empty message group": (Code.ILLEGAL_MESSAGE_GROUP, "the group is what is wrong, not the type"),
     "SendMessage: a deliver time in two days": (Code.OK, "this server has other limits for delays"),
     "ReceiveMessage: no wait time": (Code.MESSAGE_NOT_FOUND, "the answer comes before the deadline"),
-    "ReceiveMessage: a tag expression that cannot be parsed": (
-        Code.MESSAGE_NOT_FOUND,
-        "an expression without tags selects nothing",
-    ),
     "ReceiveMessage: an SQL expression that cannot be parsed": (
         Code.ILLEGAL_FILTER_EXPRESSION,
         "the filter is what is wrong",
