@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting import Credentials
@@ -66,7 +67,7 @@ def test_a_message_is_delivered_seventeen_times(consumer: GrpcTool, open_server:
 
 
 def test_the_server_renews_the_invisible_time_while_the_client_lives(consumer: GrpcTool) -> None:
-    """Nobody else receives the message meanwhile, and its first handle acknowledges it."""
+    """Nobody else receives the message meanwhile, and its ID and first handle acknowledge it."""
     name = consumer.client_id
     consumer.send(message(name))
     received = consumer.receive(name, name, count=1, auto_renew=True, invisible_s=None)
@@ -79,7 +80,10 @@ def test_the_server_renews_the_invisible_time_while_the_client_lives(consumer: G
         return time.monotonic() > end_s
 
     eventually(is_over, "the time is over", timeout_s=2 * _RENEWED_S)
-    assert consumer.ack(name, name, received.handle).status.code == Code.OK
+    request = protos.AckMessageRequest(group=protos.Resource(name=name), topic=protos.Resource(name=name))
+    message_id = received.messages[0].system_properties.message_id
+    request.entries.add(message_id=message_id, receipt_handle=received.handle)
+    assert consumer.call("AckMessage", request).status.code == Code.OK
 
 
 def test_a_call_without_a_valid_signature_is_refused(guarded_server: GrpcServer) -> None:
