@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from mqtemplate.grpc_protos.enums import Code, GrpcMessageType
@@ -51,6 +52,7 @@ RESERVED = RESERVED_PROPERTIES | {
 # --- names ----------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=4_096)
 def check_topic_name(topic: str) -> str:
     """Return the name of a topic of a request, if clients may use it."""
     if not topic or topic.isspace():
@@ -71,6 +73,7 @@ def check_topic_name(topic: str) -> str:
     return topic
 
 
+@lru_cache(maxsize=4_096)
 def check_group_name(group: str) -> str:
     """Return the name of a consumer group of a request, if clients may use it."""
     if not group or group.isspace():
@@ -136,29 +139,32 @@ def _check_texts(properties: Mapping[str, str], system: Any) -> None:
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"a message may have {_MAX_PROPERTIES} properties, this one has {len(properties)}",
         )
-    size = 0
-    for name, value in properties.items():
-        if name in RESERVED:
-            raise GrpcRefusedError(
-                Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r} is reserved; choose another name"
-            )
-        if not name or _CONTROL.search(name) or _CONTROL.search(value):
-            raise GrpcRefusedError(
-                Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
-                f"property {name[:64]!r} is empty or has control characters, in its name or its value",
-            )
-        size += len(name.encode()) + len(value.encode())
-    tag, keys = system.tag, system.keys
-    size += len(tag.encode()) + sum(len(key.encode()) for key in keys)
+    keys = system.keys
+    text = "".join([*properties, *properties.values(), system.tag, *keys])
+    size = len(text) if text.isascii() else len(text.encode())
     if size > _MAX_PROPERTIES_BYTES:
         raise GrpcRefusedError(
             Code.MESSAGE_PROPERTIES_TOO_LARGE,
             f"properties, tag and keys have {size} bytes, allowed are {_MAX_PROPERTIES_BYTES}; put data into the body",
         )
+    if not RESERVED.isdisjoint(properties):
+        name = min(RESERVED.intersection(properties))
+        raise GrpcRefusedError(Code.ILLEGAL_MESSAGE_PROPERTY_KEY, f"property {name!r} is reserved; choose another name")
+    if not text.isprintable() or "" in properties:  # one test of all texts: most have no such character
+        _check_properties(properties)
     for key in keys:
         if not key.strip() or _CONTROL.search(key):
             raise GrpcRefusedError(
                 Code.ILLEGAL_MESSAGE_KEY, f"message key {key[:64]!r} is blank or has control characters"
+            )
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    for name, value in properties.items():
+        if not name or _CONTROL.search(name) or _CONTROL.search(value):
+            raise GrpcRefusedError(
+                Code.ILLEGAL_MESSAGE_PROPERTY_KEY,
+                f"property {name[:64]!r} is empty or has control characters, in its name or its value",
             )
 
 

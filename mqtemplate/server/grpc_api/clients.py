@@ -10,26 +10,30 @@ from __future__ import annotations
 
 import itertools
 import re
+import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mqtemplate.durations import format_ms
 from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.engine.clients import ClientNotice, Owner
 from mqtemplate.engine.pop.pop import PopService
+from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code, FilterType
 from mqtemplate.http2.grpc_server import GrpcCall
 from mqtemplate.message import HostAddress
+from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.grpc_api.checks import check_client_properties, check_group_name, check_topic_name
 from mqtemplate.server.grpc_api.client_settings import CONSUMER_TYPES, merged_consumer, merged_producer
 from mqtemplate.server.grpc_api.context import GrpcContext
-from mqtemplate.server.grpc_api.messages import milliseconds
+from mqtemplate.server.grpc_api.messages import delivered_message, milliseconds
 from mqtemplate.server.grpc_api.status import GrpcRefusedError
 from mqtemplate.server.requests.refusal import RefusedError
 
@@ -38,6 +42,13 @@ _log = get_logger("mqtemplate.server")
 _ids = itertools.count(-1, -1)
 """Clients have numbers of their own among the channels: one connection may have several, and one several."""
 
+_ANSWER_MS = 5_000
+_MAX_REQUESTS = 100
+_HANDLED = {
+    Code.OK: "CR_SUCCESS",
+    Code.FAILED_TO_CONSUME_MESSAGE: "CR_LATER",
+    Code.MESSAGE_CORRUPTED: "CR_RETURN_NULL",
+}
 _NO_TAGS = re.compile(r"(\|\|)+")
 _REQUEST_TIMEOUT_MS = 3_000
 _LITE_TYPES = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
@@ -78,14 +89,14 @@ class GrpcClient:
     remote_address: HostAddress
     owner: Owner
     last_update_ms: int
-    check_command: Callable[[TransactionCheck], bytes]
-    on_end: Callable[[GrpcClient], None]
+    clients: GrpcClients
     id: int = field(default_factory=lambda: next(_ids))
     stream: GrpcCall | None = None
     settings: Any = None
     producer_topics: frozenset[str] = frozenset()
     group: str | None = None
     is_open: bool = True
+    _waiting: dict[str, Callable[[Any], None]] = field(default_factory=dict)  # nonce -> takes the answer
 
     @property
     def kind(self) -> int:
@@ -105,7 +116,7 @@ class GrpcClient:
     def tell(self, notice: ClientNotice) -> None:
         """Send a transaction check. Changed groups mean nothing here: no client assigns queues to itself."""
         if isinstance(notice, TransactionCheck):
-            self.command(self.check_command(notice))
+            self.command(self.clients.check_command(notice))
 
     def command(self, message: bytes) -> bool:
         """Send a ``TelemetryCommand``. Return False if the client has no stream: the command is lost."""
@@ -115,9 +126,58 @@ class GrpcClient:
         stream.write(message)
         return True
 
+    # --- requests of tools ---------------------------------------------------------------------
+
+    def report_threads(self, on_answer: Callable[[str | BrokerError], None]) -> None:
+        command = protos.TelemetryCommand()
+        command.print_thread_stack_trace_command.nonce = nonce = secrets.token_hex(16)
+
+        def on_command(answer: Any) -> None:
+            on_answer(answer if isinstance(answer, BrokerError) else answer.thread_stack_trace.thread_stack_trace)
+
+        self._request(nonce, command, on_command)
+
+    def handle_message(self, record: StoredRecord, topic: str, on_answer: Callable[[str | BrokerError], None]) -> None:
+        command = protos.TelemetryCommand()
+        verify = command.verify_message_command
+        verify.nonce = nonce = secrets.token_hex(16)
+        verify.message.CopyFrom(delivered_message(record, topic, self.clients.max_body_bytes))
+        verify.message.system_properties.delivery_attempt = record.reconsume_times + 1
+
+        def on_command(answer: Any) -> None:
+            if isinstance(answer, BrokerError):
+                on_answer(answer)
+            elif (result := _HANDLED.get(answer.status.code)) is not None:
+                on_answer(result)
+            else:
+                on_answer(BrokerError(f"{answer.status.message} (code {answer.status.code})"))
+
+        self._request(nonce, command, on_command)
+
+    def _request(self, nonce: str, command: Any, on_answer: Callable[[Any], None]) -> None:
+        """Send a command, and pass the command with the same nonce to *on_answer*, or an error."""
+        if len(self._waiting) < _MAX_REQUESTS:
+            self._waiting[nonce] = on_answer  # before the command: the answer may be there at once
+            self.clients.call_later(_ANSWER_MS, lambda: self._expire(nonce))
+            if self.command(command.SerializeToString()):
+                return
+            self._waiting.pop(nonce, None)
+        on_answer(BrokerError("it has no stream of telemetry, or too many requests wait for its answer"))
+
+    def _expire(self, nonce: str) -> None:
+        on_answer = self._waiting.pop(nonce, None)
+        if on_answer is not None:
+            on_answer(RemoteTimeoutError(f"no answer for {format_ms(_ANSWER_MS)}"))
+
+    def answered(self, nonce: str, command: Any) -> None:
+        """Take the answer to a request. One that is late has no effect."""
+        on_answer = self._waiting.pop(nonce, None)
+        if on_answer is not None:
+            on_answer(command)
+
     def close(self, reason: str) -> None:
         _log.debug("server.grpc_client_ended", client=self.client_id, reason=reason)
-        self.on_end(self)
+        self.clients.end(self)
 
 
 class GrpcClients:
@@ -127,13 +187,25 @@ class GrpcClients:
         core: Has the groups of all clients.
         check_command: Returns the command with which a client gets a transaction check.
         pop: Renews the messages of the clients, each a session of its own.
+        call_later: Calls a function after a number of milliseconds.
+
+    Attributes:
+        max_body_bytes: Largest body that is decompressed for a client.
     """
 
-    def __init__(self, core: ServerCore, check_command: Callable[[TransactionCheck], bytes], pop: PopService) -> None:
+    def __init__(
+        self,
+        core: ServerCore,
+        check_command: Callable[[TransactionCheck], bytes],
+        pop: PopService,
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
         self._core = core
         self._clock = core.registration.engine.clock
         self._expire_ms = core.settings.client_expire_ms
-        self._check_command = check_command
+        self.check_command = check_command
+        self.call_later = call_later
+        self.max_body_bytes = core.registration.engine.settings.max_body_bytes()
         self._pop = pop
         self._lock = threading.Lock()
         self._clients: dict[str, GrpcClient] = {}
@@ -227,8 +299,7 @@ class GrpcClients:
                     caller.connection.remote,
                     caller.owner,
                     self._clock.steady_ms(),
-                    self._check_command,
-                    self.end,
+                    self,
                 )
             client.last_update_ms = self._clock.steady_ms()
         return client

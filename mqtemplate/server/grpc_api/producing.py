@@ -313,12 +313,49 @@ class GrpcProducing:
         return protos.RecallMessageResponse(status=ok(), message_id=message_id)
 
 
+_OK_STATUS = b"\x0a\x08\x08\xa0\x9c\x01\x12\x02OK"
+"""Field 1, ``status``, of an answer and of its entries: 20000, ``OK``."""
+_MAX_SHORT_ID = 48
+
+
+def ok_answer(message_id: str, queue_offset: int) -> bytes:
+    """Return the answer to a send of one message that is stored and not delayed.
+
+    Most answers are this one. Protobuf takes six times as long for it.
+    """
+    unique_id = message_id.encode()
+    if len(unique_id) > _MAX_SHORT_ID:  # a length would have two bytes
+        entry = protos.SendResultEntry(message_id=message_id, transaction_id=message_id, offset=queue_offset)
+        rest = bytes(entry.SerializeToString())
+        size = len(_OK_STATUS) + len(rest)
+        return b"%b\x12%b%b%b" % (_OK_STATUS, _varint(size), _OK_STATUS, rest)
+    size = len(unique_id)
+    offset = b"\x20" + _varint(queue_offset) if queue_offset else b""
+    entry_size = 14 + 2 * size + len(offset)
+    return b"%b\x12%c%b\x12%c%b\x1a%c%b%b" % (
+        *(_OK_STATUS, entry_size, _OK_STATUS),
+        *(size, unique_id, size, unique_id, offset),
+    )
+
+
+def _varint(number: int) -> bytes:
+    parts = bytearray()
+    while number > 0x7F:
+        parts.append(number & 0x7F | 0x80)
+        number >>= 7
+    parts.append(number)
+    return bytes(parts)
+
+
 def _send_answer(sends: list[_Send], results: list[StoredSend | Exception], error: StoreError | None) -> bytes:
     """Return the answer to a send.
 
     Args:
         error: Of the flush: the messages are stored, but may not survive a crash.
     """
+    first = results[0]
+    if len(results) == 1 and error is None and isinstance(first, StoredSend) and first.handle is None:
+        return ok_answer(sends[0].message_id, first.queue_offset)
     answer, codes = protos.SendMessageResponse(), []
     for send, result in zip(sends, results, strict=True):
         entry = answer.entries.add()

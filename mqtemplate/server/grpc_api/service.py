@@ -116,7 +116,7 @@ class MessagingService:
         self._contexts = GrpcContexts(core.access, engine.clock)
         self._creations = core.creations
         producing = GrpcProducing(core, self._answers, address)
-        self.clients = GrpcClients(core, producing.check_command, pop)
+        self.clients = GrpcClients(core, producing.check_command, pop, server.loop.call_later)
         self._consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
         self._streams: set[_Telemetry] = set()
         engine.metrics.gauge("server.grpc_clients", lambda: len(self.clients))
@@ -272,8 +272,13 @@ class _Telemetry:
         except DecodeError as exc:
             call.finish(GrpcStatus.INTERNAL, f"the message is not a TelemetryCommand: {exc}")
             return
-        if command.WhichOneof("command") == "settings":
+        kind = command.WhichOneof("command")
+        if kind == "settings":
             self._service.report_later(self._context, command)
+        elif kind in ("thread_stack_trace", "verify_message_result"):
+            client = self._service.clients.find(self._context)
+            if client is not None:
+                client.answered(getattr(command, kind).nonce, command)
 
     def on_half_closed(self) -> None:
         self.end()

@@ -17,12 +17,13 @@ from functools import partial
 
 from mqtemplate.broker import Capability
 from mqtemplate.delay.pending import ScanLimit, cursor_after
-from mqtemplate.engine.clients import ClientRegistry
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import BrokerError, ConversionError, MessageError, RemoteTimeoutError
 from mqtemplate.message import Message, Property, parse_offset_msg_id
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChange
+from mqtemplate.record.codec import parse_record
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import client_properties
@@ -31,11 +32,13 @@ from mqtemplate.remoting.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATU
 from mqtemplate.remoting.protocol.bodies import own_requests as own
 from mqtemplate.remoting.protocol.bodies.group import (
     CheckClientRequestBody,
+    ConsumerRunningInfo,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     LockBatchRequestBody,
     LockBatchResponseBody,
 )
+from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import group as headers
@@ -60,7 +63,13 @@ from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.refusal import RefusedError, refusing_invalid
 from mqtemplate.server.requests.registration import answers, handles
 from mqtemplate.server.requests.response import decode_handles, reply_when_durable
-from mqtemplate.server.state.remote_clients import ConnectionChannel, RemoteClients, connection_of
+from mqtemplate.server.state.remote_clients import (
+    ConnectionChannel,
+    DiagnosedClient,
+    RemoteClients,
+    connection_of,
+    subscription_data,
+)
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.message_store import MessageStore
@@ -271,6 +280,16 @@ _TIMEOUT_MS = 10_000
 _ACL_FIELDS = (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)
 
 
+class ConsumeDirectlyResult(JsonBody):
+    """How a consumer handled one message. Source: ``remoting: ConsumeMessageDirectlyResult``."""
+
+    consume_result: str
+    order: bool = False
+    auto_commit: bool = True
+    remark: str | None = None
+    spent_time_mills: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RelayProcessor:
     """Relays requests between a tool and a consumer, which both know the broker's address only.
@@ -283,37 +302,92 @@ class RelayProcessor:
     clients: ClientRegistry
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
-    def _running_info(self, connection: Connection, request: RemotingCommand) -> None:
+    def _running_info(self, connection: Connection, request: RemotingCommand) -> RemotingCommand | None:
         header = request.header(headers.GetConsumerRunningInfoRequestHeader)
-        self._relay(connection, request, header, request.body)
+        client = self._consumer(header)
+        if not isinstance(client, DiagnosedClient):
+            self._relay(connection, request, client, request.body)
+            return None
+        info = self._known_of(client, header.consumer_group)
+        if not header.jstack_enable:
+            return request.response(body=info.encode())
+
+        def on_threads(answer: str | BrokerError) -> None:
+            if isinstance(answer, str):
+                connection.reply(request.response(body=replace(info, jstack=answer).encode()))
+            else:
+                connection.reply(_relayed_response(request, client.client_id, answer))
+
+        client.report_threads(on_threads)
+        return None
+
+    def _known_of(self, client: ClientChannel, group: str) -> ConsumerRunningInfo:
+        """Return what the server itself knows of a client that cannot tell it."""
+        found = self.clients.consumers.get(group)
+        subscriptions = () if found is None else found.subscriptions.values()
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_CONSUME_TYPE": "CONSUME_POP" if found is None else found.consume_type,
+                "PROP_CLIENT_VERSION": str(client.version),
+                "PROP_CONSUMER_START_TIMESTAMP": "0",
+            },
+            subscription_set=[subscription_data(each) for each in subscriptions],
+        )
 
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY, slow=True)
     def _consume_directly(self, connection: Connection, request: RemotingCommand) -> None:
         header = request.header(ConsumeMessageDirectlyResultRequestHeader)
+        client = self._consumer(header)
         record = self.raw.record_at(_physical_offset(header.msg_id or ""))
         if record is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"message {header.msg_id} does not exist")
+        if isinstance(client, DiagnosedClient):
+            self._handle_directly(connection, request, client, record, header)
+            return
         added_fields = {"brokerName": self.topics.broker_name}
         config = self.topics.find(header.topic) if header.topic else None
         if config is not None:
             added_fields["topicSysFlag"] = str(config.topic_sys_flag)
-        self._relay(connection, request, header, record, **added_fields)
+        self._relay(connection, request, client, record, **added_fields)
 
-    def _relay(
-        self, connection: Connection, request: RemotingCommand, header: _Header, body: bytes, **added_fields: str
+    def _handle_directly(
+        self,
+        connection: Connection,
+        request: RemotingCommand,
+        client: DiagnosedClient,
+        data: bytes,
+        header: ConsumeMessageDirectlyResultRequestHeader,
     ) -> None:
+        record, client_id = parse_record(data), header.client_id or ""
+
+        def on_result(answer: str | BrokerError) -> None:
+            if isinstance(answer, str):
+                body = ConsumeDirectlyResult(consume_result=answer).encode()
+                connection.reply(request.response(body=body))
+            else:
+                connection.reply(_relayed_response(request, client_id, answer))
+
+        client.handle_message(record, header.topic or record.topic, on_result)
+
+    def _consumer(self, header: _Header) -> ClientChannel:
+        """Return the consumer that a tool names."""
         group, client_id = header.consumer_group, header.client_id or ""
         consumer = self.clients.consumer(group, client_id)
         if consumer is None:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"group {group!r} has no connected consumer {client_id!r}")
         if consumer.version < Version.V3_1_8_SNAPSHOT:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, f"client {client_id!r} is older than 3.1.8")
+        return consumer
+
+    def _relay(
+        self, connection: Connection, request: RemotingCommand, consumer: ClientChannel, body: bytes, **added: str
+    ) -> None:
         relayed = RemotingCommand.request(request.code, body=body)
         fields = {name: value for name, value in request.ext_fields.items() if name not in _ACL_FIELDS}
-        relayed.ext_fields = fields | added_fields
+        relayed.ext_fields = fields | added
 
         def on_response(response: RemotingCommand | BrokerError) -> None:
-            connection.reply(_relayed_response(request, client_id, response))
+            connection.reply(_relayed_response(request, consumer.client_id, response))
 
         connection_of(consumer).request(relayed, _TIMEOUT_MS, on_response)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Protocol, runtime_checkable
 
 from mqtemplate.engine.checkers import TransactionCheck
 from mqtemplate.engine.clients import (
@@ -21,7 +22,7 @@ from mqtemplate.engine.engine import Engine
 from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import HostAddress, MessageExt, Property, offset_msg_id
-from mqtemplate.record.codec import RecordDraft
+from mqtemplate.record.codec import RecordDraft, StoredRecord
 from mqtemplate.record.properties import UNIQ_KEY, find_property
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
@@ -82,6 +83,17 @@ class ConnectionChannel:
 
     def close(self, reason: str) -> None:
         self.connection.close(reason)
+
+
+@runtime_checkable
+class DiagnosedClient(Protocol):
+    """A client of another protocol that answers the requests of tools in its own way. A callback gets an error too."""
+
+    def report_threads(self, on_answer: Callable[[str | BrokerError], None]) -> None:
+        """Request the stacks of the threads of the client."""
+
+    def handle_message(self, record: StoredRecord, topic: str, on_answer: Callable[[str | BrokerError], None]) -> None:
+        """Let the client handle one message now. The answer is RocketMQ's name of the result: ``CR_SUCCESS``."""
 
 
 def connection_of(channel: ClientChannel) -> Connection:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import Code, Encoding, GrpcMessageType, TransactionResolution
 from mqtemplate.message import MessageExt
 from mqtemplate.record.compression import CompressionType, compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.bodies.group import ConsumerConnection, ProducerConnection
+from mqtemplate.remoting.protocol.bodies.group import ConsumerConnection, ConsumerRunningInfo, ProducerConnection
 from mqtemplate.remoting.protocol.headers import group as headers
+from mqtemplate.remoting.protocol.headers.message import ConsumeMessageDirectlyResultRequestHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server import BrokerServer
+from mqtemplate.server.processors.client import ConsumeDirectlyResult
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
     advance,
@@ -202,6 +206,83 @@ def test_tools_see_the_clients_of_both_protocols(server: Server, tool: GrpcTool,
     assert ConsumerConnection.decode(consumers.body).subscription_table["orders"].sub_string == "*"
     assert [each.client_id for each in ProducerConnection.decode(producers.body).connection_set] == ["client-2"]
     producer.channel.close()
+
+
+def running_info(*, jstack_enable: bool) -> headers.GetConsumerRunningInfoRequestHeader:
+    return headers.GetConsumerRunningInfoRequestHeader(
+        consumer_group="billing", client_id="client-1", jstack_enable=jstack_enable
+    )
+
+
+def test_a_tool_gets_the_threads_of_a_grpc_client(server: Server, tool: GrpcTool, remoting: Tool) -> None:
+    stream = tool.telemetry()
+    stream.report(consumer_settings("billing", "orders"))
+    header = running_info(jstack_enable=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(remoting.request_ok, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        nonce = stream.next().print_thread_stack_trace_command.nonce
+        stream.send(thread_stack_trace=protos.ThreadStackTrace(nonce=nonce, thread_stack_trace="main: running"))
+
+    info = ConsumerRunningInfo.decode(answer.result().body)
+    assert info.jstack == "main: running"
+    assert [each.topic for each in info.subscription_set] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [(Code.OK, "CR_SUCCESS"), (Code.FAILED_TO_CONSUME_MESSAGE, "CR_LATER"), (Code.MESSAGE_CORRUPTED, "CR_RETURN_NULL")],
+)
+def test_a_tool_lets_a_grpc_client_handle_a_message(
+    server: Server, tool: GrpcTool, remoting: Tool, code: Code, result: str
+) -> None:
+    create_topic(server, "orders", queues=1)
+    tool.send(message("orders"))
+    [stored] = pulled(remoting, "orders")
+    stream = tool.telemetry()
+    stream.report(consumer_settings("billing", "orders"))
+    header = ConsumeMessageDirectlyResultRequestHeader(
+        consumer_group="billing", client_id="client-1", msg_id=stored.offset_msg_id, topic="orders"
+    )
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(remoting.request_ok, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        command = stream.next().verify_message_command
+        verified = protos.VerifyMessageResult(nonce=command.nonce)
+        stream.send(status=protos.Status(code=code), verify_message_result=verified)
+
+    assert (command.message.topic.name, command.message.body) == ("orders", b"body")
+    assert ConsumeDirectlyResult.decode(answer.result().body).consume_result == result
+
+
+def test_a_client_that_does_not_answer_a_tool_is_reported(stepped: Server, stepped_tool: GrpcTool) -> None:
+    stream = stepped_tool.telemetry()
+    stream.report(consumer_settings("billing", "orders"))
+    header = running_info(jstack_enable=True)
+
+    with Tool(stepped.remoting.address) as remoting, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(remoting.request, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        assert stream.next().print_thread_stack_trace_command.nonce
+        advance(stepped, 6_000)
+
+    assert answer.result().code == ResponseCode.CONSUME_MSG_TIMEOUT
+    assert "did not respond: no answer for 5s" in (answer.result().remark or "")
+
+
+def test_a_client_without_a_stream_is_reported_to_a_tool(server: Server, tool: GrpcTool, remoting: Tool) -> None:
+    stream = tool.telemetry()
+    stream.report(consumer_settings("billing", "orders"))
+    stream.end()
+    with pytest.raises(StopIteration):
+        stream.next()
+
+    threads = running_info(jstack_enable=True)
+    without = running_info(jstack_enable=False)
+
+    assert "it has no stream of telemetry" in (
+        remoting.request(RequestCode.GET_CONSUMER_RUNNING_INFO, threads).remark or ""
+    )
+    assert remoting.request(RequestCode.GET_CONSUMER_RUNNING_INFO, without).code == ResponseCode.SUCCESS
 
 
 def test_a_group_of_listeners_of_this_process_takes_no_clients(server: Server, tool: GrpcTool) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from mqtemplate.grpc_protos import protos
-from mqtemplate.grpc_protos.enums import Encoding, GrpcMessageType
+from mqtemplate.grpc_protos.enums import Code, Encoding, GrpcMessageType
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host, parse_record
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.server.grpc_api.messages import delivered_message, queue_of_group, sent_properties
+from mqtemplate.server.grpc_api.producing import ok_answer
 
 HOST = HostAddress("127.0.0.1", 10911)
 
@@ -116,6 +117,17 @@ def test_few_groups_move_when_a_queue_is_added() -> None:
     moved = [group for group in groups if queue_of_group(group, 8) != queue_of_group(group, 9)]
 
     assert {queue_of_group(group, 9) for group in moved} == {8}
+
+
+@pytest.mark.parametrize("message_id", ["", "1", "x" * 34, "x" * 48, "x" * 49, "x" * 300, "größe"])
+@pytest.mark.parametrize("queue_offset", [0, 1, 127, 128, 300, 1 << 40])
+def test_the_answer_to_a_send_is_what_protobuf_reads(message_id: str, queue_offset: int) -> None:
+    answer = protos.SendMessageResponse.FromString(ok_answer(message_id, queue_offset))
+
+    [entry] = answer.entries
+    assert (answer.status.code, answer.status.message) == (Code.OK, "OK")
+    assert (entry.status.code, entry.status.message) == (Code.OK, "OK")
+    assert (entry.message_id, entry.transaction_id, entry.offset) == (message_id, message_id, queue_offset)
 
 
 # --- to consumers ---------------------------------------------------------------------------------
