@@ -141,7 +141,6 @@ def rust_program() -> Sequence[str]:
     return [str(built("grpc-rust", build, _FOLDER / "rust") / "program")]
 
 
-_NO_DEADLINE = "the Rust client 5.0.0 receives without a deadline, which RocketMQ's proxy 5.5.0 never answers"
 CLIENTS = {
     "java": GrpcClient("org.apache.rocketmq:rocketmq-client-java 5.2.0", java_program),
     "go": GrpcClient(
@@ -154,7 +153,6 @@ CLIENTS = {
     "rust": GrpcClient(
         "rocketmq 5.0.0",
         rust_program,
-        fails=dict.fromkeys((*CASES, "account"), _NO_DEADLINE),
         lacks={
             "simple": "the Rust client 5.0.0 cannot change the invisible time",
             "push": "the Rust client 5.0.0 has no push consumer",

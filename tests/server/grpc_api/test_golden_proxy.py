@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,11 @@ _REPLACED = "a newer delivery or a change replaced the handle; it must not act o
 _UNKNOWN_TOPIC = "a missing topic is named as such"
 
 DIFFERENCES: dict[str, tuple[int | str, str]] = {
-    "Heartbeat: a consumer with an empty group": (Code.OK, "the group is that of the settings"),
     "Telemetry: an unknown group": (Code.OK, "the group is created, as groups of remoting clients are"),
-    "Telemetry: a tag expression that cannot be parsed": (Code.OK, "an expression without tags selects nothing"),
     "Telemetry: an SQL expression that cannot be parsed": ("INVALID_ARGUMENT", "SQL is parsed when it is reported"),
     "SendMessage: an unknown topic": (Code.TOPIC_NOT_FOUND, _UNKNOWN_TOPIC),
-    "SendMessage: an empty tag": (Code.ILLEGAL_MESSAGE_TAG, "an empty tag is a blank one"),
-    "SendMessage: an empty message group": (Code.ILLEGAL_MESSAGE_GROUP, "the group is what is wrong, not the type"),
     "SendMessage: a deliver time in two days": (Code.OK, "this server has other limits for delays"),
     "ReceiveMessage: no wait time": (Code.MESSAGE_NOT_FOUND, "the answer comes before the deadline"),
-    "ReceiveMessage: a tag expression that cannot be parsed": (
-        Code.MESSAGE_NOT_FOUND,
-        "an expression without tags selects nothing",
-    ),
     "ReceiveMessage: an SQL expression that cannot be parsed": (
         Code.ILLEGAL_FILTER_EXPRESSION,
         "the filter is what is wrong",
@@ -53,6 +46,14 @@ DIFFERENCES: dict[str, tuple[int | str, str]] = {
     "SyncLiteSubscription: a topic that is not LITE": (Code.NOT_IMPLEMENTED, "this server has no lite topics"),
 }
 """Call -> code of this server, and why it differs from the code of RocketMQ's proxy."""
+
+
+_WAITING = [
+    f"{each['call']}: {each['input']}"
+    for each in GOLDEN
+    if each["code"] in {Code.MESSAGE_NOT_FOUND, "DEADLINE_EXCEEDED"}
+]
+"""Receives without a message. A server answers them after five seconds or more, so they run at the same time."""
 
 
 class _Creator:
@@ -74,7 +75,10 @@ def answers() -> Iterator[dict[str, Answer]]:
     """The answers of this server to all calls."""
     with serving() as server:
         world = World(lambda client_id: GrpcTool(server, client_id), _Creator(server), "golden-")
-        yield {name: probe.answer(world) for name, probe in PROBES.items()}
+        found = {name: probe.answer(world) for name, probe in PROBES.items() if name not in _WAITING}
+        with ThreadPoolExecutor(len(_WAITING)) as pool:
+            waiting = {name: pool.submit(PROBES[name].answer, world) for name in _WAITING}
+        yield found | {name: answer.result() for name, answer in waiting.items()}
         world.close()
 
 
