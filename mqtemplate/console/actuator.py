@@ -9,9 +9,11 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.console import documents
+from mqtemplate.console.client import ACCOUNT
 from mqtemplate.errors import ConfigurationError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
@@ -64,6 +66,7 @@ _SOURCES = {
 _CHANGED = ("listeners", "schedules", "changes")
 """Endpoints that take changes."""
 _RECENT = 100
+_MAX_ACCOUNT = 255
 _SCRAPE_TIMEOUT = "x-prometheus-scrape-timeout-seconds"
 _SCRAPE_PART = 0.8
 """Part of the timeout of a scrape after which a process that has not answered counts as one that hangs."""
@@ -327,6 +330,8 @@ class Actuator:
     def _change_of_listener(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
         """Change a listener, or undo a change of one. The document of a preview has nothing else."""
         audit: AuditLog = _given(self.sources.audit)
+        if (account := account_of(request)) is not None:
+            audit = audit.of(account)
         logged: LoggedChange | None = None
         if kind == "changes":
             logged = audit.get(name)
@@ -346,6 +351,11 @@ class Actuator:
         if "preview" in found:
             return document_response(found)
         return document_response(documents.listener_document(container, self._lags()) | found)
+
+
+def account_of(request: HttpRequest) -> str | None:
+    """Return the account for which another program, such as a dashboard, makes a change; None if it names none."""
+    return unquote(request.headers.get(ACCOUNT, ""))[:_MAX_ACCOUNT] or None
 
 
 def _scrape_wait_s(request: HttpRequest) -> float | None:

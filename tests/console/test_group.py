@@ -16,6 +16,7 @@ import pytest
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.console import Actuator, ActuatorSources, ManagementAddress
 from mqtemplate.console.actuator import SAMPLES, ActuatorDocuments, Query
+from mqtemplate.console.client import ActuatorClient
 from mqtemplate.console.group import LockedFile, ProcessGroup, private_folder, take_name
 from mqtemplate.console.merging import NO_PROCESS, ActuatorCall, MergedDocuments
 from mqtemplate.context.settings.features import ManagementSettings
@@ -93,6 +94,19 @@ def test_a_second_process_starts_and_is_shown_at_the_address_of_the_first(opened
     assert health[0] == 200
     assert health[1]["components"]["listeners"]["components"].keys() == {"1", "2"}
     assert [each["state"] for each in paused[1]["workers"]] == ["paused", "paused"]
+
+
+def test_the_account_of_a_change_is_in_the_logs_of_all_processes(opened: Open, port: int) -> None:
+    opened(), opened()
+    dashboard = ActuatorClient(f"http://127.0.0.1:{port}", TOKEN)
+
+    dashboard.of("night-shift").post("listeners/bill", {"action": "pause"})
+    dashboard.post("listeners/bill", {"action": "resume"})
+
+    changes = fetch(port, "changes")[1]["changes"]
+    assert sorted((each["action"], each["author"]) for each in changes) == [
+        *[("listener.pause", "night-shift")] * 2, *[("listener.resume", "127.0.0.1")] * 2
+    ]  # fmt: skip
 
 
 def test_when_the_process_that_serves_ends_another_one_serves(opened: Open, port: int) -> None:
