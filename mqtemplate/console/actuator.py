@@ -13,11 +13,10 @@ from urllib.parse import unquote
 
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.console import documents
-from mqtemplate.console.client import ACCOUNT
 from mqtemplate.errors import ConfigurationError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
-from mqtemplate.http.exchange import HttpRequest, HttpResponse, below, host_name, is_private_name
+from mqtemplate.http.exchange import ACCOUNT, HttpRequest, HttpResponse, below, host_name, is_private_name
 from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics

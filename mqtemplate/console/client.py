@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 from mqtemplate.event_log import get_logger
-from mqtemplate.http.exchange import HttpRequest
+from mqtemplate.http.exchange import ACCOUNT, HttpRequest
 from mqtemplate.server.acl.settings import AccountRole, group_need
 from mqtemplate.topics import schedule_group
 
@@ -29,8 +29,6 @@ _log = get_logger("mqtemplate.actuator")
 
 _TIMEOUT_S = 30.0
 _MAX_DOCUMENT_BYTES = 64 * 1024 * 1024
-ACCOUNT = "x-mqtemplate-account"
-"""Header of a change with the account for which it is made, percent-encoded. Who has the token may name any."""
 _DOWN = 503
 """Status of a health document of an application that is not well; it is a document all the same."""
 

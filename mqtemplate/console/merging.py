@@ -20,9 +20,8 @@ from mqtemplate.console.actuator import (
     metrics_response,
     prometheus_response,
 )
-from mqtemplate.console.client import ACCOUNT
 from mqtemplate.console.documents import samples_of
-from mqtemplate.http.exchange import HttpRequest, HttpResponse
+from mqtemplate.http.exchange import ACCOUNT, HttpRequest, HttpResponse
 from mqtemplate.metrics import MetricKind, Metrics, MetricSample
 from mqtemplate.observability.health import Status
 from mqtemplate.operations.application import InvalidChangeError, parse_change
@@ -53,7 +52,7 @@ class ActuatorCall:
     Attributes:
         path: Path below ``/actuator``, not quoted.
         remote: Address of the client who sent it.
-        account: Account for which a change is made.
+        account: Account that changes something.
         wait_s: Most time to wait for a process; None for that of the kind of request. No time is longer than that.
     """
 
