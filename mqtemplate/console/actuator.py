@@ -37,6 +37,7 @@ from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
     from mqtemplate.context.settings.features import ManagementSettings
+    from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 
 _log = get_logger("mqtemplate.actuator")
 
@@ -62,8 +63,9 @@ _SOURCES = {
     "configprops": "settings",
 }
 
-_CHANGED = ("listeners", "schedules", "changes")
-"""Endpoints that take changes."""
+_CHANGED = ("listeners", "schedules", "changes", "configprops")
+"""Endpoints that take changes; of the settings it is ``configprops/reload``."""
+RELOAD = "reload"
 _RECENT = 100
 _MAX_ACCOUNT = 255
 _SCRAPE_TIMEOUT = "x-prometheus-scrape-timeout-seconds"
@@ -81,6 +83,7 @@ class ActuatorSources:
         listeners: The registry of the listeners.
         schedules: The schedules of the application.
         settings: Returns all settings, secrets hidden.
+        reload: Reads the configuration again, for a reason, and returns what has changed.
         audit: The log of seeks, and of their undoing.
         is_ready: Returns True while the application is ready.
     """
@@ -93,6 +96,7 @@ class ActuatorSources:
     lateness: LatenessRecorder | None = None
     conditions: Sequence[documents.StarterOutcome] | None = None
     settings: Callable[[], Iterable[documents.Setting]] | None = None
+    reload: Callable[[str], ReloadedConfig] | None = None
     audit: AuditLog | None = None
     name: str | None = None
     info: Mapping[str, object] = field(default_factory=dict)
@@ -153,7 +157,7 @@ class ActuatorAccess:
         return error_response(
             405,
             f"{request.method} is not allowed here; "
-            "GET reads, and POST on listeners/<id>, schedules/<name> or changes/<id> changes one",
+            "GET reads, and POST on listeners/<id>, schedules/<name>, changes/<id> or configprops/reload changes one",
         )
 
     def _is_host_allowed(self, host: str) -> bool:
@@ -311,11 +315,13 @@ class Actuator:
         return document_response(documents.changes_document(found))
 
     def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
-        """Change a listener or a schedule of this process, or undo a change, and return its document."""
+        """Change a listener, a schedule or the configuration of this process, or undo a change; return its document."""
         try:
             if kind == "schedules":
                 change_schedule(_given(self.sources.schedules), name, parse_change(request.body), request.remote)
                 return self.read(kind, "", ())
+            if kind == "configprops":
+                return self._reload(name, request)
             return self._change_of_listener(kind, name, request)
         except UnconfirmedChangeError as exc:
             return error_response(409, str(exc), preview=exc.preview.document())
@@ -325,6 +331,13 @@ class Actuator:
             return error_response(404, str(exc))
         except MQTemplateError as exc:
             return error_response(409, str(exc))
+
+    def _reload(self, name: str, request: HttpRequest) -> HttpResponse:
+        """Read the configuration again. What stays as it was is in the document, with the reason."""
+        if name != RELOAD or self.sources.reload is None:
+            return error_response(404, f"there is no {name!r} of the configuration of this process")
+        found = self.sources.reload(f"request of {account_of(request) or request.remote}")
+        return document_response(documents.reload_document(found))
 
     def _change_of_listener(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
         """Change a listener, or undo a change of one. The document of a preview has nothing else."""

@@ -20,7 +20,7 @@ from mqtemplate.console.actuator import (
     metrics_response,
     prometheus_response,
 )
-from mqtemplate.console.documents import samples_of
+from mqtemplate.console.documents import RELOADED, samples_of
 from mqtemplate.http.exchange import ACCOUNT, HttpRequest, HttpResponse
 from mqtemplate.metrics import MetricKind, Metrics, MetricSample
 from mqtemplate.observability.health import Status
@@ -162,6 +162,8 @@ class MergedDocuments:
         call = ActuatorCall("POST", f"{kind}/{name}", request.body, request.remote, account_of(request))
         if kind == "schedules":
             return self._first(call)
+        if kind == "configprops":
+            return self._reload(call)
         try:
             change = parse_change(request.body)
         except InvalidChangeError as exc:
@@ -169,6 +171,20 @@ class MergedDocuments:
         if kind == "changes" or change.get("action") == "seek":
             return self._seek(kind, name, change, call)
         return _changed(name, self._processes.ask(call), is_of_one_queue=False)
+
+    def _reload(self, call: ActuatorCall) -> HttpResponse:
+        """Let all processes read their configuration again. A process without its own one has none to read."""
+        answers = self._processes.ask(call)
+        found = _successful(answers)
+        failed = [each for each in answers if each.status not in (_OK, _NOT_FOUND, _NOT_ALLOWED)]
+        if not found:
+            return _response_of((failed or answers)[0])
+        merged = {
+            name: list(dict.fromkeys(each for document in found.values() for each in document[name]))
+            for name in RELOADED
+        }
+        merged["problems"] += [f"worker {each.worker}: {each.error}" for each in failed]
+        return document_response(merged)
 
     def _seek(self, kind: str, name: str, change: Mapping[str, Any], call: ActuatorCall) -> HttpResponse:
         """Let a listener continue elsewhere in all processes, or undo that. Preview and confirmation are of all."""
