@@ -13,6 +13,7 @@ from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from urllib.parse import urlsplit
 
 import typer
 
@@ -23,6 +24,7 @@ from mqtemplate.processes import is_terminal
 
 if TYPE_CHECKING:
     from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.console.client import ActuatorClient
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.rocketmq import ClusterAddresses
     from mqtemplate.operations import BrokerAccess
@@ -288,6 +290,50 @@ def token_of(call: CommandCall, file: Path | None) -> str | None:
     if not text.strip():
         raise ConfigurationError(f"{file} contains no token; write the value of mqtemplate.management.token into it")
     return text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class ActuatorOptions:
+    """Options that name the actuator of an application.
+
+    Attributes:
+        token: The option of earlier versions: it is refused with what to do instead.
+    """
+
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="actuator of the application (default: mqtemplate.management.address and port of application.yml)",
+        ),
+    ] = None
+    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help=TOKEN_FILE_HELP)] = None
+    token: Annotated[str | None, typer.Option(hidden=True, callback=refuse_token)] = None
+
+    def client(self, call: CommandCall) -> ActuatorClient:
+        """Return the client of the actuator that the options or the configuration name.
+
+        Raises:
+            ConfigurationError: Neither names one.
+        """
+        from mqtemplate.console.client import ActuatorClient
+
+        management, url = call.settings().mqtemplate.management, self.url
+        if url is None:
+            if not management.port:
+                raise ConfigurationError(
+                    "the application is not known: give --url http://host:port, or set mqtemplate.management.port in "
+                    "application.yml"
+                )
+            host = f"[{management.address}]" if ":" in management.address else management.address
+            url = f"http://{host}:{management.port}"
+        elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
+            raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
+        return ActuatorClient(url, token_of(call, self.token_file))
+
+
+FROM_CONFIGURATION = ActuatorOptions()
+"""The actuator that the configuration names."""
 
 
 def _text_of(file: Path) -> str:

@@ -9,13 +9,14 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.console import documents
 from mqtemplate.errors import ConfigurationError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
-from mqtemplate.http.exchange import HttpRequest, HttpResponse, below, host_name, is_private_name
+from mqtemplate.http.exchange import ACCOUNT, HttpRequest, HttpResponse, below, host_name, is_private_name
 from mqtemplate.http.tokens import TokenAnswer, TokenCheck, checked_token
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import Metrics
@@ -36,6 +37,7 @@ from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
     from mqtemplate.context.settings.features import ManagementSettings
+    from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 
 _log = get_logger("mqtemplate.actuator")
 
@@ -61,9 +63,11 @@ _SOURCES = {
     "configprops": "settings",
 }
 
-_CHANGED = ("listeners", "schedules", "changes")
-"""Endpoints that take changes."""
+_CHANGED = ("listeners", "schedules", "changes", "configprops")
+"""Endpoints that take changes; of the settings it is ``configprops/reload``."""
+RELOAD = "reload"
 _RECENT = 100
+_MAX_ACCOUNT = 255
 _SCRAPE_TIMEOUT = "x-prometheus-scrape-timeout-seconds"
 _SCRAPE_PART = 0.8
 """Part of the timeout of a scrape after which a process that has not answered counts as one that hangs."""
@@ -79,6 +83,7 @@ class ActuatorSources:
         listeners: The registry of the listeners.
         schedules: The schedules of the application.
         settings: Returns all settings, secrets hidden.
+        reload: Reads the configuration again, for a reason, and returns what has changed.
         audit: The log of seeks, and of their undoing.
         is_ready: Returns True while the application is ready.
     """
@@ -91,6 +96,7 @@ class ActuatorSources:
     lateness: LatenessRecorder | None = None
     conditions: Sequence[documents.StarterOutcome] | None = None
     settings: Callable[[], Iterable[documents.Setting]] | None = None
+    reload: Callable[[str], ReloadedConfig] | None = None
     audit: AuditLog | None = None
     name: str | None = None
     info: Mapping[str, object] = field(default_factory=dict)
@@ -151,7 +157,7 @@ class ActuatorAccess:
         return error_response(
             405,
             f"{request.method} is not allowed here; "
-            "GET reads, and POST on listeners/<id>, schedules/<name> or changes/<id> changes one",
+            "GET reads, and POST on listeners/<id>, schedules/<name>, changes/<id> or configprops/reload changes one",
         )
 
     def _is_host_allowed(self, host: str) -> bool:
@@ -309,11 +315,13 @@ class Actuator:
         return document_response(documents.changes_document(found))
 
     def change(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
-        """Change a listener or a schedule of this process, or undo a change, and return its document."""
+        """Change a listener, a schedule or the configuration of this process, or undo a change; return its document."""
         try:
             if kind == "schedules":
                 change_schedule(_given(self.sources.schedules), name, parse_change(request.body), request.remote)
                 return self.read(kind, "", ())
+            if kind == "configprops":
+                return self._reload(name, request)
             return self._change_of_listener(kind, name, request)
         except UnconfirmedChangeError as exc:
             return error_response(409, str(exc), preview=exc.preview.document())
@@ -324,9 +332,18 @@ class Actuator:
         except MQTemplateError as exc:
             return error_response(409, str(exc))
 
+    def _reload(self, name: str, request: HttpRequest) -> HttpResponse:
+        """Read the configuration again. What stays as it was is in the document, with the reason."""
+        if name != RELOAD or self.sources.reload is None:
+            return error_response(404, f"there is no {name!r} of the configuration of this process")
+        found = self.sources.reload(f"request of {account_of(request) or request.remote}")
+        return document_response(documents.reload_document(found))
+
     def _change_of_listener(self, kind: str, name: str, request: HttpRequest) -> HttpResponse:
         """Change a listener, or undo a change of one. The document of a preview has nothing else."""
         audit: AuditLog = _given(self.sources.audit)
+        if (account := account_of(request)) is not None:
+            audit = audit.of(account)
         logged: LoggedChange | None = None
         if kind == "changes":
             logged = audit.get(name)
@@ -346,6 +363,11 @@ class Actuator:
         if "preview" in found:
             return document_response(found)
         return document_response(documents.listener_document(container, self._lags()) | found)
+
+
+def account_of(request: HttpRequest) -> str | None:
+    """Return the account for which another program, such as a dashboard, makes a change; None if it names none."""
+    return unquote(request.headers.get(ACCOUNT, ""))[:_MAX_ACCOUNT] or None
 
 
 def _scrape_wait_s(request: HttpRequest) -> float | None:

@@ -9,13 +9,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
 from mqtemplate.event_log import get_logger
-from mqtemplate.http.exchange import HttpRequest
+from mqtemplate.http.exchange import ACCOUNT, HttpRequest
 from mqtemplate.server.acl.settings import AccountRole, group_need
 from mqtemplate.topics import schedule_group
 
@@ -51,6 +52,7 @@ class ActuatorClient:
         base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
         self._base = base if parts.path.rstrip("/").endswith("/actuator") else f"{base}/actuator"
         self._token = token
+        self._headers: dict[str, str] = {}
         is_loopback = _is_loopback(parts.hostname or "")
         direct = (urllib.request.ProxyHandler({}),) if is_loopback else ()
         self._opener = urllib.request.build_opener(_NoRedirect, *direct)
@@ -68,7 +70,14 @@ class ActuatorClient:
 
     def post(self, path: str, change: dict[str, Any]) -> Any:
         """See `mqtemplate.console.site.ApplicationDocuments`."""
-        return self._call("POST", path, json.dumps(change).encode(), {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", **self._headers}
+        return self._call("POST", path, json.dumps(change).encode(), headers)
+
+    def of(self, account: str) -> ActuatorClient:
+        """See `mqtemplate.console.site.ApplicationDocuments`."""
+        found = copy(self)
+        found._headers = {ACCOUNT: quote(account)}
+        return found
 
     def _call(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Any:
         request = urllib.request.Request(f"{self._base}/{path}", body, headers or {}, method=method)
@@ -161,7 +170,7 @@ class LocalActuator:
 
     def __init__(self, actuator: Actuator, token: str | None = None) -> None:
         self._actuator = actuator
-        self._token = token
+        self._headers = {} if token is None else {"authorization": f"Bearer {token}"}
 
     @property
     def address(self) -> str:
@@ -176,9 +185,16 @@ class LocalActuator:
         """See `mqtemplate.console.site.ApplicationDocuments`."""
         return self._call("POST", path, json.dumps(change).encode())
 
+    def of(self, account: str) -> LocalActuator:
+        """See `mqtemplate.console.site.ApplicationDocuments`."""
+        found = copy(self)
+        found._headers = {**self._headers, ACCOUNT: quote(account)}
+        return found
+
     def _call(self, method: str, path: str, body: bytes = b"") -> Any:
-        headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
-        request = HttpRequest(method=method, path=f"/{unquote(path)}", headers=headers, body=body, remote=self.address)
+        request = HttpRequest(
+            method=method, path=f"/{unquote(path)}", headers=self._headers, body=body, remote=self.address
+        )
         response = self._actuator.handle(request)
         assert isinstance(response.body, bytes), "a document is not a stream"
         return _checked(response.status, json.loads(response.body), f"status {response.status}")
@@ -191,8 +207,12 @@ class AccountActuator:
     """
 
     def __init__(self, actuator: ApplicationDocuments, rights: AccountRights) -> None:
-        self._actuator = actuator
+        self._actuator = actuator.of(rights.access_key)
         self._rights = rights
+
+    def of(self, account: str) -> AccountActuator:
+        """Return this object: it has its account."""
+        return self
 
     @property
     def address(self) -> str:

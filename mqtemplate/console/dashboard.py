@@ -315,7 +315,8 @@ class Dashboard:
     def _new_site(self, rights: AccountRights) -> Site:
         site, name = self._site, rights.access_key
         if rights.account.role is AccountRole.ADMIN:
-            return dataclasses.replace(site, audit=site.audit.of(name))
+            application = None if site.application is None else site.application.of(name)
+            return dataclasses.replace(site, application=application, audit=site.audit.of(name))
         return dataclasses.replace(
             site,
             source=None if site.source is None else AccountSource(site.source, rights),

@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import MAXYEAR
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.metrics import HistogramSnapshot, MetricKind, Metrics, MetricSample
@@ -16,6 +16,9 @@ from mqtemplate.observability.health import ApplicationHealth, ComponentHealth
 from mqtemplate.observability.lateness import LateDelivery
 from mqtemplate.operations.audit import LoggedChange
 from mqtemplate.scheduling.schedules import Schedules, ScheduleState
+
+if TYPE_CHECKING:
+    from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 
 _CONTEXT = "application"
 _LATENESS_TIMES = ("due", "released", "started", "handled", "late")
@@ -232,6 +235,15 @@ def _schedule_document(state: ScheduleState) -> dict[str, Any]:
 
 
 # --- the application ----------------------------------------------------------------------------
+
+
+RELOADED = ("changed", "needsRestart", "problems")
+"""Lists of the document of a reload."""
+
+
+def reload_document(reloaded: ReloadedConfig) -> dict[str, Any]:
+    """Return the document of ``POST /actuator/configprops/reload``: keys, and reasons why something stays as it was."""
+    return dict(zip(RELOADED, (reloaded.changed, reloaded.needs_restart, reloaded.problems), strict=True))
 
 
 def changes_document(changes: Iterable[LoggedChange]) -> dict[str, Any]:

@@ -307,7 +307,7 @@ class ProcessGroup:
 
     def _ask(self, name: str, found: Mapping[str, Any] | None, call: ActuatorCall) -> WorkerAnswer:
         if name == self.name:
-            headers = {"authorization": self._authorization}
+            headers = {"authorization": self._authorization, **call.headers}
             own = HttpRequest(
                 method=call.method, path=f"/{call.path}", headers=headers, body=call.body, remote=call.remote
             )
@@ -319,7 +319,7 @@ class ProcessGroup:
         timeout_s = self._timeout_of(call)
         connection = http.client.HTTPConnection(_LOOPBACK, found["port"], timeout=timeout_s)
         try:
-            headers = {"Authorization": f"Bearer {found['key']}", _REMOTE: call.remote}
+            headers = {"Authorization": f"Bearer {found['key']}", _REMOTE: call.remote, **call.headers}
             connection.request(call.method, call.target, call.body or None, headers)
             answer = connection.getresponse()
             return WorkerAnswer(name, answer.status, json.loads(answer.read()))

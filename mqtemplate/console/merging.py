@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -14,13 +14,14 @@ from mqtemplate.console.actuator import (
     SAMPLES,
     Actuator,
     Query,
+    account_of,
     document_response,
     error_response,
     metrics_response,
     prometheus_response,
 )
-from mqtemplate.console.documents import samples_of
-from mqtemplate.http.exchange import HttpRequest, HttpResponse
+from mqtemplate.console.documents import RELOADED, samples_of
+from mqtemplate.http.exchange import ACCOUNT, HttpRequest, HttpResponse
 from mqtemplate.metrics import MetricKind, Metrics, MetricSample
 from mqtemplate.observability.health import Status
 from mqtemplate.operations.application import InvalidChangeError, parse_change
@@ -51,6 +52,7 @@ class ActuatorCall:
     Attributes:
         path: Path below ``/actuator``, not quoted.
         remote: Address of the client who sent it.
+        account: Account that changes something.
         wait_s: Most time to wait for a process; None for that of the kind of request. No time is longer than that.
     """
 
@@ -58,12 +60,18 @@ class ActuatorCall:
     path: str
     body: bytes = b""
     remote: str = ""
+    account: str | None = None
     wait_s: float | None = None
 
     @property
     def target(self) -> str:
         """The path, quoted."""
         return f"/{quote(self.path)}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the request."""
+        return {} if self.account is None else {ACCOUNT: quote(self.account)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,25 +159,41 @@ class MergedDocuments:
         """Change a listener in all processes that have it, or a schedule."""
         if self._processes.is_alone:
             return self._own.change(kind, name, request)
-        call = ActuatorCall("POST", f"{kind}/{name}", request.body, request.remote)
+        call = ActuatorCall("POST", f"{kind}/{name}", request.body, request.remote, account_of(request))
         if kind == "schedules":
             return self._first(call)
+        if kind == "configprops":
+            return self._reload(call)
         try:
             change = parse_change(request.body)
         except InvalidChangeError as exc:
             return error_response(_BAD_REQUEST, str(exc))
         if kind == "changes" or change.get("action") == "seek":
-            return self._seek(kind, name, change, request.remote)
+            return self._seek(kind, name, change, call)
         return _changed(name, self._processes.ask(call), is_of_one_queue=False)
 
-    def _seek(self, kind: str, name: str, change: Mapping[str, Any], remote: str) -> HttpResponse:
+    def _reload(self, call: ActuatorCall) -> HttpResponse:
+        """Let all processes read their configuration again. A process without its own one has none to read."""
+        answers = self._processes.ask(call)
+        found = _successful(answers)
+        failed = [each for each in answers if each.status not in (_OK, _NOT_FOUND, _NOT_ALLOWED)]
+        if not found:
+            return _response_of((failed or answers)[0])
+        merged = {
+            name: list(dict.fromkeys(each for document in found.values() for each in document[name]))
+            for name in RELOADED
+        }
+        merged["problems"] += [f"worker {each.worker}: {each.error}" for each in failed]
+        return document_response(merged)
+
+    def _seek(self, kind: str, name: str, change: Mapping[str, Any], call: ActuatorCall) -> HttpResponse:
         """Let a listener continue elsewhere in all processes, or undo that. Preview and confirmation are of all."""
         names = name.split(",") if kind == "changes" else [name]
 
         def ask(**more: object) -> list[WorkerAnswer]:
             body = json.dumps({**change, **more}).encode()
-            calls = [ActuatorCall("POST", f"{kind}/{each}", body, remote) for each in names]
-            return [answer for call in calls for answer in self._processes.ask(call)]
+            calls = [replace(call, path=f"{kind}/{each}", body=body) for each in names]
+            return [answer for each in calls for answer in self._processes.ask(each)]
 
         shown, is_of_one_queue = ask(dryRun=True), "offset" in change
         previews = [ChangePreview.of(each.document["preview"]) for each in shown if each.status == _OK]

@@ -239,6 +239,9 @@ class ApplicationDocuments(Protocol):
     def post(self, path: str, change: dict[str, Any]) -> Any:
         """Send a change, and return the document after it. Raises as `get`."""
 
+    def of(self, account: str) -> ApplicationDocuments:
+        """Return these documents for an account: the application logs its changes with the name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:

@@ -64,7 +64,7 @@ def _read(site: Site) -> BrokerState:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplicationState:
+class ApplicationReading:
     """State of the application, from the documents that its actuator has.
 
     Attributes:
@@ -79,7 +79,7 @@ class ApplicationState:
     problems: Sequence[Problem]
 
 
-def application_of(site: Site, wait_s: float = FIRST_PAINT_S) -> Cached[ApplicationState] | None:
+def application_of(site: Site, wait_s: float = FIRST_PAINT_S) -> Cached[ApplicationReading] | None:
     """Return the state, some seconds old; None if it was never read and reading takes longer than *wait_s*.
 
     Raises:
@@ -88,11 +88,11 @@ def application_of(site: Site, wait_s: float = FIRST_PAINT_S) -> Cached[Applicat
     return site.cache.get("application", lambda: _read_application(site), wait_s)
 
 
-def _read_application(site: Site) -> ApplicationState:
+def _read_application(site: Site) -> ApplicationReading:
     listeners, lateness, health = (site.document(name) for name in ("listeners", "lateness", "health"))
     found = [] if listeners is None else listeners["listeners"]
     late = [] if lateness is None else lateness["deliveries"]
-    return ApplicationState(health, found, late, application_problems(health, found))
+    return ApplicationReading(health, found, late, application_problems(health, found))
 
 
 def _size(path: Path) -> int:

@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from mqtemplate.errors import MQTemplateError
 
+ACCOUNT = "x-mqtemplate-account"
+"""Header with the account for which a program changes something, percent-encoded. Who has the token may name any."""
 MAX_HEAD_BYTES = 32 * 1024
 _MAX_HEADERS = 100
 _MAX_LENGTH_DIGITS = 15

@@ -298,4 +298,6 @@ def reload_of(app: MQApplication) -> ConfigReload:
     management = settings.mqtemplate.management
     if management.enabled and management.dashboard.enabled and settings.mqtemplate.server.acl.enabled:
         parts.append(accounts_part(lambda: app.get(AccessControl)))
-    return ConfigReload(settings, lambda: read_again(settings), parts)
+    found = ConfigReload(settings, lambda: read_again(settings), parts)
+    app.context.on_reload(found.reload)  # for its actuator
+    return found

@@ -92,6 +92,7 @@ def actuator(context: ApplicationContext, broker: Broker, health: HealthChecks, 
         lateness=observed.lateness,
         conditions=context.conditions,
         settings=lambda: explain_settings(context.settings),
+        reload=context.reload,
         name=settings.name,
         is_ready=context.is_ready.is_set,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from mqtemplate import MQApplication
 from mqtemplate.cli import main
 from mqtemplate.cli.commands.run import _accounts
 from mqtemplate.clock import VirtualClock
@@ -19,8 +21,11 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.identity import Credentials
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
+from mqtemplate.running.reload import reload_of
 from mqtemplate.server import BrokerServerSettings, LocalCluster
+from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.local_address import LocalServerAddress
+from tests.console.pages import MANAGEMENT_TOKEN
 from tests.running.program import Program
 from tests.server.process import BrokerProcess
 from tests.server.tool import ANY_PORT, Tool, make_engine
@@ -261,3 +266,31 @@ def test_the_command_reads_the_accounts_of_the_dashboard_of_its_workers_again(tm
         eventually(lambda: set(accounts.accounts) == {"new-hand"}, "the accounts are read again")
 
     assert before == {"night-shift"}
+
+
+def test_the_command_reaches_an_application_by_its_actuator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Delay levels and accounts of an application in one process, as of a server."""
+
+    def write_accounts(name: str, levels: str) -> None:
+        acl = f"{{enabled: true, accounts: [{{access-key: {name}, secret-key: {SECRET}}}]}}"
+        dashboard = f"{{enabled: true, port: {port}, token: {MANAGEMENT_TOKEN}, dashboard: {{enabled: true}}}}"
+        more = f"  server: {{acl: {acl}}}\n  management: {dashboard}\nrocketmq: {{name-server: 'embedded:memory'}}\n"
+        write(tmp_path, levels, more=more)
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    write_accounts("night-shift", "1s")
+    with MQApplication(config_folder=tmp_path) as app:
+        reload_of(app)
+        write_accounts("new-hand", "1s 2s")
+        codes = [main(["reload", "--url", f"http://127.0.0.1:{port}", "--config", str(tmp_path)])]
+        accounts = set(app.get(AccessControl).accounts)
+        write_accounts("new-hand", "soon")
+        codes.append(main(["reload", "--url", f"http://127.0.0.1:{port}", "--config", str(tmp_path)]))
+    shown = capsys.readouterr()
+
+    assert codes == [0, 1]
+    assert "application.yml:2: mqtemplate.broker.message-delay-level" in shown.err
+    assert LEVELS in shown.out
+    assert "mqtemplate.server.acl.accounts" in shown.out
+    assert accounts == {"new-hand"}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.console import Actuator
 from mqtemplate.console.dashboard import _ROUTES
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.server.acl.access import AccessControl
@@ -283,6 +284,25 @@ def test_an_operator_pauses_and_moves_the_listeners_of_its_groups(guest: Shop) -
 
     assert "paused" in guest.page("/listeners").text
     assert [line["user"] for line in audit_lines(guest)] == ["run-orders", "run-orders"]
+
+
+@pytest.mark.parametrize("access_key", ["run-orders", "all-of-it"])
+def test_the_log_of_the_application_has_the_account_that_moved_its_listener(guest: Shop, access_key: str) -> None:
+    guest.send("orders", b"another order")
+    guest.harness.advance("1s")
+    sign_in(guest, access_key)
+    post(guest, "/listeners/change", action="pause", listener="bill")
+    preview = post(guest, "/listeners/seek", listener="bill", to="first")
+    guest.change("/listeners/seek", preview.form("/listeners/seek"))
+    guest.cookies.clear()
+    guest.sign_in()
+    post(guest, "/listeners/change", action="resume", listener="bill")
+
+    log = guest.app.get(Actuator).sources.audit
+    assert log is not None
+    assert {each.action: each.author for each in log.recent(10)} == {
+        "listener.pause": access_key, "listener.seek": access_key, "listener.resume": "this process"
+    }  # fmt: skip
 
 
 def test_an_operator_without_the_group_cannot_pause_its_listener(guest: Shop, accounts: AccessControl) -> None:

@@ -187,6 +187,9 @@ class Application:
     def post(self, path: str, change: object) -> Any:
         raise NotImplementedError
 
+    def of(self, account: str) -> Application:
+        return self
+
 
 def test_the_overview_of_all_and_that_of_an_application_say_the_same(tmp_path: Path) -> None:
     clock = VirtualClock()

@@ -16,6 +16,7 @@ import pytest
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.console import Actuator, ActuatorSources, ManagementAddress
 from mqtemplate.console.actuator import SAMPLES, ActuatorDocuments, Query
+from mqtemplate.console.client import ActuatorClient
 from mqtemplate.console.group import LockedFile, ProcessGroup, private_folder, take_name
 from mqtemplate.console.merging import NO_PROCESS, ActuatorCall, MergedDocuments
 from mqtemplate.context.settings.features import ManagementSettings
@@ -23,6 +24,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.http import HttpRequest, HttpResponse
 from mqtemplate.metrics import Metrics
 from mqtemplate.observability import HealthChecks
+from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from tests.console.actuators import BEARER, KEYS, TOKEN, respond
 from tests.waiting import eventually
 
@@ -93,6 +95,40 @@ def test_a_second_process_starts_and_is_shown_at_the_address_of_the_first(opened
     assert health[0] == 200
     assert health[1]["components"]["listeners"]["components"].keys() == {"1", "2"}
     assert [each["state"] for each in paused[1]["workers"]] == ["paused", "paused"]
+
+
+def test_all_processes_read_their_configuration_again(opened: Open, port: int) -> None:
+    """One that was started by another program has none to read, and says so."""
+    apps, reasons = [opened() for _ in range(3)], list[str]()
+
+    def reload(reason: str) -> ReloadedConfig:
+        reasons.append(reason)
+        return ReloadedConfig(changed=["mqtemplate.logging.level"], needs_restart=["rocketmq.producer.group"])
+
+    alone = fetch(port, "configprops/reload", b"{}")
+    for app in apps[:2]:
+        app.context.on_reload(reload)
+    status, document = fetch(port, "configprops/reload", b"{}")
+
+    assert (alone[0], "start it with mqtemplate run" in alone[1]["error"]) == (409, True)
+    assert (status, len(reasons), set(reasons)) == (200, 2, {"request of 127.0.0.1"})
+    assert document["changed"] == ["mqtemplate.logging.level"]
+    assert document["needsRestart"] == ["rocketmq.producer.group"]
+    assert len(document["problems"]) == 1
+    assert document["problems"][0].startswith("worker 3: this application was started by a program that reads")
+
+
+def test_the_account_of_a_change_is_in_the_logs_of_all_processes(opened: Open, port: int) -> None:
+    opened(), opened()
+    dashboard = ActuatorClient(f"http://127.0.0.1:{port}", TOKEN)
+
+    dashboard.of("night-shift").post("listeners/bill", {"action": "pause"})
+    dashboard.post("listeners/bill", {"action": "resume"})
+
+    changes = fetch(port, "changes")[1]["changes"]
+    assert sorted((each["action"], each["author"]) for each in changes) == [
+        *[("listener.pause", "night-shift")] * 2, *[("listener.resume", "127.0.0.1")] * 2
+    ]  # fmt: skip
 
 
 def test_when_the_process_that_serves_ends_another_one_serves(opened: Open, port: int) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqtemplate.cli.invocation import TOP, CommandCall, command
+from mqtemplate.cli.invocation import FROM_CONFIGURATION, TOP, ActuatorOptions, CommandCall, command
 from mqtemplate.cli.output import ExitCode, print_line
 from mqtemplate.errors import BrokerError, MQTemplateError, UnsupportedError
 
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from mqtemplate.brokers.embedded.broker import EmbeddedBroker
     from mqtemplate.brokers.remote.broker import RemoteBroker
     from mqtemplate.console.actuator import Actuator
+    from mqtemplate.console.client import ActuatorClient
     from mqtemplate.context.config.tree import ConfigNode
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.broker import ServerSettings
     from mqtemplate.http.exchange import HttpHandler
+    from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
     from mqtemplate.server.acl.access import AccessControl
     from mqtemplate.server.broker_server import LocalCluster
 
@@ -274,18 +276,27 @@ def _print_addresses(cluster: LocalCluster[EmbeddedBroker], settings: AppSetting
     )
 
 
-@command(TOP, "reload", "reload --name-server 127.0.0.1:9876", "reload --config /etc/mqtemplate --json")
-def reload(call: CommandCall) -> None:
-    """Let a running server read its configuration again, and show what has changed.
+@command(
+    TOP,
+    "reload",
+    "reload --name-server 127.0.0.1:9876",
+    "reload --config /etc/mqtemplate --json",
+    "reload --url http://127.0.0.1:9090",
+)
+def reload(call: CommandCall, actuator: ActuatorOptions = FROM_CONFIGURATION) -> None:
+    """Let a running server, or with --url an application, read its configuration again; show what has changed.
 
     Certificates, accounts, the log level and the delay levels change without a closed connection. The exit
     code is 1 if something stays as it was because a file has an error. With access control the account
-    needs admin: true.
+    needs admin: true; an application needs the token.
     """
-    from mqtemplate.brokers.remote.broker import reload_configuration
+    if actuator.url is not None:
+        results = _reloaded_application(actuator.client(call))
+    else:
+        from mqtemplate.brokers.remote.broker import reload_configuration
 
-    with _serving(call) as cluster:
-        results = reload_configuration(cluster.client_context)
+        with _serving(call) as cluster:
+            results = reload_configuration(cluster.client_context)
     output = call.output
     output.document(
         {
@@ -303,6 +314,15 @@ def reload(call: CommandCall) -> None:
         raise typer.Exit(ExitCode.FAILED)
 
 
+def _reloaded_application(client: ActuatorClient) -> dict[str, ReloadedConfig]:
+    """Let the processes of an application read their configuration again; return the result by its address."""
+    from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
+
+    found = client.post("configprops/reload", {})
+    reloaded = ReloadedConfig(changed=found["changed"], needs_restart=found["needsRestart"], problems=found["problems"])
+    return {client.address: reloaded}
+
+
 def _serving(call: CommandCall) -> RemoteBroker:
     """Return the client of the server that the options name, or that serves the folder of the configuration."""
     from dataclasses import replace
@@ -318,7 +338,7 @@ def _serving(call: CommandCall) -> RemoteBroker:
     if found is None:
         raise UnsupportedError(
             f"no server of {settings.store_path or 'the store in memory'} is known here; name its address "
-            "(--name-server host:port), or send SIGHUP to its process"
+            "(--name-server host:port), or the actuator of an application (--url), or send SIGHUP to its process"
         )
     return found
 

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import typer
 
 from mqtemplate.cli.formats import preview_lines, record_of, zoned_text
 from mqtemplate.cli.invocation import (
-    TOKEN_FILE_HELP,
+    FROM_CONFIGURATION,
     TOP,
+    ActuatorOptions,
     CommandCall,
     Confirmation,
     command,
     command_group,
     completed,
-    refuse_token,
-    token_of,
 )
 from mqtemplate.cli.output import Columns
 from mqtemplate.clock import SystemClock
-from mqtemplate.console.client import ActuatorClient
 from mqtemplate.converters.readable import time_text
-from mqtemplate.errors import BrokerError, ConfigurationError, UnknownNameError
+from mqtemplate.errors import BrokerError, UnknownNameError
 
 if TYPE_CHECKING:
     from mqtemplate.operations.audit import LoggedChange
@@ -47,44 +43,6 @@ _COLUMNS: Columns = {
 
 _OFFSETS = ("topic", "broker", "queue", "before", "after", "skipped", "again")
 _OFFSET_COLUMNS: Columns = {name.upper(): name for name in _OFFSETS}
-
-
-@dataclass(frozen=True, slots=True)
-class ActuatorOptions:
-    """Options that name the actuator of an application.
-
-    Attributes:
-        token: The option of earlier versions: it is refused with what to do instead.
-    """
-
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="actuator of the application (default: mqtemplate.management.address and port of application.yml)",
-        ),
-    ] = None
-    token_file: Annotated[Path | None, typer.Option(metavar="FILE", help=TOKEN_FILE_HELP)] = None
-    token: Annotated[str | None, typer.Option(hidden=True, callback=refuse_token)] = None
-
-    def client(self, call: CommandCall) -> ActuatorClient:
-        """Return the client of the actuator that the options or the configuration name.
-
-        Raises:
-            ConfigurationError: Neither names one.
-        """
-        management, url = call.settings().mqtemplate.management, self.url
-        if url is None:
-            if not management.port:
-                raise ConfigurationError(
-                    "the application is not known: give --url http://host:port, or set mqtemplate.management.port in "
-                    "application.yml"
-                )
-            host = f"[{management.address}]" if ":" in management.address else management.address
-            url = f"http://{host}:{management.port}"
-        elif urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-            raise typer.BadParameter(f"must be http://host:port, got {url!r}", param_hint="--url")
-        return ActuatorClient(url, token_of(call, self.token_file))
 
 
 def _listener_names(context: typer.Context, incomplete: str) -> list[str]:
@@ -131,7 +89,7 @@ def why(
     call: CommandCall,
     name: Annotated[str, typer.Argument(metavar="ID|HANDLE|KEY")],
     topic: Annotated[str | None, typer.Option(metavar="TOPIC", help="the topic that it was sent to")] = None,
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
 ) -> None:
     """Say why a message is late: pending, a paused listener, a backlog, a retry, a slow handler.
 
@@ -176,7 +134,7 @@ _LISTENERS = command_group("listeners", "Show and change the listeners of a runn
 
 
 @command(_LISTENERS, "ls", "listeners ls", "listeners ls --sort=-lag --json", without=("name_server",), is_list=True)
-def ls(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None:
+def ls(call: CommandCall, actuator: ActuatorOptions = FROM_CONFIGURATION) -> None:
     """Show the listeners with their states and lags."""
     found = actuator.client(call).get("listeners")["listeners"]
     call.output.table(found, _COLUMNS, "the application has no listeners")
@@ -187,7 +145,7 @@ def pause(
     call: CommandCall,
     listener: OneListener = None,
     group: ListenerGroup = None,
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
 ) -> None:
     """Pause a listener, or all of a group, in all processes: handlers finish, no further one starts, queues stay."""
     _change(call, listener, {"action": "pause"}, actuator, group)
@@ -198,7 +156,7 @@ def resume(
     call: CommandCall,
     listener: OneListener = None,
     group: ListenerGroup = None,
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
 ) -> None:
     """Resume a paused listener, or all of a group, in all processes."""
     _change(call, listener, {"action": "resume"}, actuator, group)
@@ -209,7 +167,7 @@ def concurrency(
     call: CommandCall,
     listener: Listener,
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="handlers at a time: 1 to its consume_thread_max")],
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
 ) -> None:
     """Change how many handlers of a listener run at a time, until the process ends. Running handlers finish."""
     _change(call, listener, {"action": "concurrency", "number": number}, actuator)
@@ -236,7 +194,7 @@ def seek(
     queue: Annotated[int | None, typer.Option(metavar="ID", help="one queue of the topic")] = None,
     offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="the next message of the queue")] = None,
     broker: Annotated[str | None, typer.Option(metavar="NAME", help="if several brokers have the queue")] = None,
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
     *,
     confirmation: Confirmation,
 ) -> None:
@@ -354,7 +312,7 @@ _SCHEDULES = command_group("schedules", "Show and change the schedules of a runn
 
 
 @command(_SCHEDULES, "ls", "schedules ls", "schedules ls --json", without=("name_server",), is_list=True)
-def ls_schedules(call: CommandCall, actuator: ActuatorOptions = ActuatorOptions()) -> None:
+def ls_schedules(call: CommandCall, actuator: ActuatorOptions = FROM_CONFIGURATION) -> None:
     """Show the schedules with their next runs."""
     found = actuator.client(call).get("schedules")["schedules"]
     call.output.table(found, _SCHEDULE_COLUMNS, "the application has no schedules")
@@ -373,7 +331,7 @@ def pause_schedule(
     until: Annotated[
         str | None, typer.Option(metavar="TIME", help="'tomorrow 08:00', ISO time with a zone; default: until 'resume'")
     ] = None,
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
 ) -> None:
     """Skip the runs of a schedule in all processes. Skipped runs are not caught up."""
     from mqtemplate.operations.bulk import named_time
@@ -385,13 +343,13 @@ def pause_schedule(
 
 
 @command(_SCHEDULES, "resume", "schedules resume nightly", without=("name_server",))
-def resume_schedule(call: CommandCall, schedule: Name, actuator: ActuatorOptions = ActuatorOptions()) -> None:
+def resume_schedule(call: CommandCall, schedule: Name, actuator: ActuatorOptions = FROM_CONFIGURATION) -> None:
     """End the pause of a schedule."""
     _change_schedule(call, schedule, {"action": "resume"}, actuator)
 
 
 @command(_SCHEDULES, "trigger", "schedules trigger nightly", without=("name_server",))
-def trigger_schedule(call: CommandCall, schedule: Name, actuator: ActuatorOptions = ActuatorOptions()) -> None:
+def trigger_schedule(call: CommandCall, schedule: Name, actuator: ActuatorOptions = FROM_CONFIGURATION) -> None:
     """Run a schedule now, in one of the processes that have it. Its next run is unchanged."""
     _change_schedule(call, schedule, {"action": "trigger"}, actuator)
 
@@ -422,7 +380,7 @@ _OF = ("listener", "group", "topic", "name", "filter", "undo_of")
 def changes(
     call: CommandCall,
     max_count: Annotated[int, typer.Option(min=1, help="most changes")] = 20,
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
 ) -> None:
     """List the last changes of this user from the audit log, the newest first; with --url those of an application."""
     from mqtemplate.operations.undo import why_not_undone
@@ -454,7 +412,7 @@ def _change_record(change: dict[str, Any], why_not: str | None) -> dict[str, Any
 def undo(
     call: CommandCall,
     change: Annotated[str, typer.Argument(metavar="ID", help="id of the change; see 'mqtemplate changes'")],
-    actuator: ActuatorOptions = ActuatorOptions(),
+    actuator: ActuatorOptions = FROM_CONFIGURATION,
     *,
     confirmation: Confirmation,
 ) -> None:

@@ -23,7 +23,7 @@ from mqtemplate.context.injection.marks import name_of, read_parameter, service_
 from mqtemplate.context.injection.wiring import Definition, Definitions, Wiring, fits, snake_case
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.converter import MessageConverter
-from mqtemplate.errors import DependencyError, MQTemplateError
+from mqtemplate.errors import DependencyError, MQTemplateError, UnsupportedError
 from mqtemplate.listener.handler.providers import HandlerScope
 from mqtemplate.listener.registry import ListenerRegistry
 from mqtemplate.scheduling.schedules import Schedules
@@ -31,6 +31,8 @@ from mqtemplate.template.rocketmq_template import RocketMQTemplate
 
 if TYPE_CHECKING:
     from dependency_injector.containers import DynamicContainer
+
+    from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 
 
 T = TypeVar("T")
@@ -165,6 +167,7 @@ class ApplicationContext:
         self._origin = _APPLICATION
         self._notes: list[str] = []
         self._by_component: dict[int, Definition] = {}
+        self._reload: Callable[[str], ReloadedConfig] | None = None
         self._overrides = dict(overrides or {})
         self.built_in.listeners.add_kwargs(
             objects=HandlerObjects(self, self._wiring), template=partial(self.get, RocketMQTemplate)
@@ -172,6 +175,23 @@ class ApplicationContext:
         self._add_built_in()
         for kind, replacement in self._overrides.items():
             self._add_override(kind, replacement)
+
+    def on_reload(self, reload: Callable[[str], ReloadedConfig]) -> None:
+        """Let *reload* read the configuration again while the application runs. It gets the reason, for the log."""
+        self._reload = reload
+
+    def reload(self, reason: str) -> ReloadedConfig:
+        """Read the configuration again, and return what has changed.
+
+        Raises:
+            UnsupportedError: The program that has started the application reads it at its start only.
+        """
+        if self._reload is None:
+            raise UnsupportedError(
+                "this application was started by a program that reads its configuration once; start it with "
+                "mqtemplate run, or restart the program"
+            )
+        return self._reload(reason)
 
     # --- registration --------------------------------------------------------------------------
 
