@@ -38,7 +38,8 @@ from bench.peer.jvm import command_line, scratch_home, unavailable_reason
 from mqtemplate.remoting import Credentials
 
 _SOURCES = Path(__file__).with_name("clients")
-_BUILT = Path(__file__).parents[2] / ".rocketmq" / "clients"
+BUILT = Path(__file__).parents[2] / ".rocketmq" / "clients"
+"""Folder of the built programs."""
 _FETCH_TIMEOUT_S = 600
 _BUILD_TIMEOUT_S = 1_800
 _STOP_TIMEOUT_S = 60
@@ -73,7 +74,7 @@ class Client:
 # --- toolchains ----------------------------------------------------------------------------------------
 
 
-def _require(tool: str, oldest: str, install: str, *arguments: str) -> None:
+def require(tool: str, oldest: str, install: str, *arguments: str) -> None:
     """Raise an error if *tool* is missing or older than *oldest*."""
     advice = f"install {install} to test with it"
     if shutil.which(tool) is None:
@@ -107,29 +108,40 @@ def _run(command: Sequence[str], folder: Path, timeout_s: float, **variables: st
     return "\n".join(done.stdout.strip().splitlines()[-30:]) if done.returncode else None
 
 
-def _fetch(command: Sequence[str], folder: Path, **variables: str) -> None:
+def fetch_client(command: Sequence[str], folder: Path, **variables: str) -> None:
+    """Run a command that downloads a client.
+
+    Raises:
+        ClientUnavailableError: It failed.
+    """
     if failure := _run(command, folder, _FETCH_TIMEOUT_S, **variables):
         raise ClientUnavailableError(f"`{' '.join(command)}` failed, which fetches the client: {failure}")
 
 
-def _build(command: Sequence[str], folder: Path, **variables: str) -> None:
+def build_client(command: Sequence[str], folder: Path, **variables: str) -> None:
+    """Run a command that builds a program.
+
+    Raises:
+        ClientProgramError: It failed.
+    """
     if failure := _run(command, folder, _BUILD_TIMEOUT_S, **variables):
         raise ClientProgramError(f"`{' '.join(command)}` failed:\n{failure}")
 
 
-def _built(name: str, build: Callable[[Path, Path], None]) -> Path:
+def built(name: str, build: Callable[[Path, Path], None], sources: Path | None = None) -> Path:
     """Return the folder with the built program. Build it if its sources have changed.
 
     Args:
         build: Build the sources of the first folder into the second folder.
+        sources: Folder of the sources. By default it is the folder *name* of ``clients/``.
     """
-    sources = _SOURCES / name
+    sources = sources or _SOURCES / name
     files = sorted(path for path in sources.rglob("*") if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
-    folder = _BUILT / f"{name}-{digest}"
+    folder = BUILT / f"{name}-{digest}"
     if not folder.exists():
-        _BUILT.mkdir(parents=True, exist_ok=True)
-        new_folder = Path(tempfile.mkdtemp(prefix=f"{name}.tmp-", dir=_BUILT))
+        BUILT.mkdir(parents=True, exist_ok=True)
+        new_folder = Path(tempfile.mkdtemp(prefix=f"{name}.tmp-", dir=BUILT))
         try:
             build(sources, new_folder)
             new_folder.rename(folder)
@@ -143,38 +155,38 @@ def _built(name: str, build: Callable[[Path, Path], None]) -> Path:
 
 def go_program(name: str = "go") -> Sequence[str]:
     """Build a program in Go: by default the one with RocketMQ's client."""
-    _require("go", "1.19", "Go 1.19 or newer (Debian: apt-get install golang-go)", "version")
+    require("go", "1.19", "Go 1.19 or newer (Debian: apt-get install golang-go)", "version")
 
     def build(sources: Path, folder: Path) -> None:
-        _fetch(["go", "mod", "download"], sources)
-        _build(["go", "build", "-buildvcs=false", "-mod=readonly", "-o", f"{folder}/program", "."], sources)
+        fetch_client(["go", "mod", "download"], sources)
+        build_client(["go", "build", "-buildvcs=false", "-mod=readonly", "-o", f"{folder}/program", "."], sources)
 
-    return [str(_built(name, build) / "program")]
+    return [str(built(name, build) / "program")]
 
 
 def node_program() -> Sequence[str]:
     """Install ali-ons, and return the command of its program."""
-    _require("node", "16.0", "Node.js 16 or newer with npm (Debian: apt-get install nodejs npm)", "--version")
-    _require("npm", "8.0", "npm 8 or newer (Debian: apt-get install npm)", "--version")
+    require("node", "16.0", "Node.js 16 or newer with npm (Debian: apt-get install nodejs npm)", "--version")
+    require("npm", "8.0", "npm 8 or newer (Debian: apt-get install npm)", "--version")
 
     def build(sources: Path, folder: Path) -> None:
         shutil.copytree(sources, folder, dirs_exist_ok=True)
-        _fetch(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+        fetch_client(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
 
-    return ["node", str(_built("ali-ons", build) / "program.js")]
+    return ["node", str(built("ali-ons", build) / "program.js")]
 
 
 def rust_program(name: str) -> Sequence[str]:
     """Build a program with a client for Rust. Both have one folder for the crates that they share."""
-    _require("cargo", "1.95", "Rust 1.95 or newer (https://rustup.rs)", "--version")
+    require("cargo", "1.95", "Rust 1.95 or newer (https://rustup.rs)", "--version")
 
     def build(sources: Path, folder: Path) -> None:
-        _fetch(["cargo", "fetch", "--locked"], sources)
-        target = _BUILT / "target-rust"
-        _build(["cargo", "build", "--locked", "--target-dir", str(target)], sources)
+        fetch_client(["cargo", "fetch", "--locked"], sources)
+        target = BUILT / "target-rust"
+        build_client(["cargo", "build", "--locked", "--target-dir", str(target)], sources)
         shutil.copy2(target / "debug" / f"conformance-{name}", folder / "program")
 
-    return [str(_built(name, build) / "program")]
+    return [str(built(name, build) / "program")]
 
 
 def stream_program() -> Sequence[str]:
