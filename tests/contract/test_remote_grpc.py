@@ -82,6 +82,7 @@ NOT_OVER_GRPC = {
 
 
 NOT_BY_ROCKETMQ = {
+    "test_after_the_last_retry_a_message_is_a_dead_letter": "it creates the topic with the first dead letter, later",
     "test_a_dead_letter_is_acknowledged": "its proxy does not store the origin of a dead letter",
     "test_messages_of_one_key_are_delivered_in_order_and_do_not_block_others": "its broker locks the whole queue",
 }
