@@ -21,7 +21,7 @@ from mqtemplate.extras import install_command
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from google.protobuf.message import DecodeError as DecodeError  # for its users: they need no protobuf by name
+    from google.protobuf.message import DecodeError  # noqa: F401 - its users name no module of protobuf
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"RocketMQ's gRPC protocol needs protobuf ({error}); {install_command('grpc')}", name=error.name
