@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from mqtemplate.extras import install_command
 
 try:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    from google.protobuf.message import DecodeError as DecodeError  # for its users: they need no protobuf by name
+    from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"RocketMQ's gRPC protocol needs protobuf ({error}); {install_command('grpc')}", name=error.name
@@ -30,6 +29,8 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pool import DescriptorPool
 
+DecodeError: type[Exception] = message.DecodeError
+"""Error of the bytes of a message. Its users name no module of protobuf."""
 PACKAGE = "apache.rocketmq.v2"
 SERVICE = f"{PACKAGE}.MessagingService"
 DESCRIPTOR_SET = Path(__file__).with_name("messaging_service.pb")
