@@ -196,14 +196,6 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("pop.held", "{request}", "POP requests that wait for messages"),
     _gauge("sequence.partitions", "{partition}", "Partitions of sequenced sends that the broker remembers"),
     _counter("sequence.repeated", "{message}", "Messages of sequenced sends that were stored already"),
-    # --- POP
-    _counter("pop.popped", "{message}", "Messages delivered by POP, repeated deliveries too"),
-    _counter("pop.acked", "{message}", "Messages acknowledged by consumers that use POP"),
-    _counter("pop.expired", "{message}", "Deliveries by POP that were not acknowledged in time"),
-    _counter("pop.dead_lettered", "{message}",
-             "Messages that went to the dead-letter topic after their last delivery by POP"),
-    _gauge("pop.in_flight", "{message}", "Messages that are delivered by POP and not acknowledged"),
-    _gauge("pop.held", "{request}", "POP requests that wait for messages"),
     # --- server
     _gauge("server.connections", "{connection}", "Open connections of clients"),
     _counter("server.requests", "{request}", "Requests of clients"),
