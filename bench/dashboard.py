@@ -1,9 +1,9 @@
 """The dashboard of a large broker: time to the first paint in headless Chromium, and time of responses.
 
 The broker has many pending messages, topics and groups; each tenth group has a lag. The dashboard is a process of its
-own, as a user starts it. "First" is the first time of a page, while the broker is read in the background. The page to
-sign in shows the least time: it reads nothing. Without Chromium only the responses are measured, from the first byte
-to the last one.
+own, as a user starts it. "First" is the first time of a page, right after the start, which reads the broker for up to
+two seconds. The page to sign in shows the least time: it reads nothing. Without Chromium only the responses are
+measured, from the first byte to the last one.
 
     python -m bench.dashboard [COUNT] [FOLDER]
 
