@@ -188,7 +188,7 @@ class EmbeddedBroker(Broker):
         self.engine.change_delay_levels(text)
 
 
-class _Receive:
+class _BlockingReceive:
     """A `receive` that waits in a thread."""
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class EmbeddedPop(PopConsumers):
         self._engine = engine
         self._lock = threading.Lock()
         self._members: dict[str, list[_PopMember]] = {}
-        self._receives: dict[str, set[_Receive]] = {}
+        self._receives: dict[str, set[_BlockingReceive]] = {}
 
     # --- members -------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class EmbeddedPop(PopConsumers):
         pop, group = self._engine.pop, request.group
         if self._engine.clock.is_virtual or wait_ms <= 0:
             return pop.pop(request)
-        receive = _Receive()
+        receive = _BlockingReceive()
         with self._lock:
             self._receives.setdefault(group, set()).add(receive)
         try:
