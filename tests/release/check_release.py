@@ -36,6 +36,7 @@ MODULES_OF_EXTRAS = {
     "django": "django, mqtemplate_starter_django",
     "fastapi": "mqtemplate_starter_fastapi.messages",
     "flask": "mqtemplate_starter_flask.extension",
+    "grpc": "grpc, mqtemplate.grpc_protos.protos, mqtemplate.brokers.grpc.broker",
     "msgspec": "mqtemplate.converters.msgspec_converter",
     "opentelemetry": "mqtemplate.observability.tracing, mqtemplate.observability.otel_metrics",
     "prometheus": "mqtemplate.observability.prometheus, prometheus_client",
