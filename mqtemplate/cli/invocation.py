@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 import typer
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mqtemplate.operations import BrokerAccess
     from mqtemplate.operations.audit import AuditLog
     from mqtemplate.operations.changes import Change, ChangeResult
+
+ChangeT = TypeVar("ChangeT", bound="Change")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,16 @@ class CommandCall:
         return f"embedded:{settings.store_path}" if is_embedded else str(settings.rocketmq.name_server)
 
     def make(self, change: Change, confirmation: Confirmation, doing: str = "changing") -> ChangeResult | None:
-        """Show the preview of a change, ask, and make it. Return None if it has no effect, or with ``--dry-run``.
+        """Make one change as `make_all` does. Return None if it has no effect, or with ``--dry-run``."""
+        return next((result for _, result in self.make_all([change], confirmation, doing)), None)
+
+    def make_all(
+        self, changes: Sequence[ChangeT], confirmation: Confirmation, doing: str = "changing"
+    ) -> Iterator[tuple[ChangeT, ChangeResult]]:
+        """Show the previews of changes, ask once, and make those that have an effect; with ``--dry-run`` none.
+
+        Args:
+            changes: One, or one for each of several groups.
 
         Raises:
             typer.Exit: The answer is no.
@@ -174,22 +185,29 @@ class CommandCall:
         """
         from mqtemplate.operations.changes import carry_out
 
-        preview = change.preview
-        if preview.is_empty:
-            return None
-        if confirmation.dry_run or (change.needs_confirmation and not confirmation.yes):
-            for line in preview_lines(preview):
+        effective = [each for each in changes if not each.preview.is_empty]
+        asked = [each for each in effective if each.needs_confirmation]
+        shown = effective if confirmation.dry_run else [] if confirmation.yes else asked
+        for change in shown:
+            if len(changes) > 1:
+                self.output.note(f"group {change.target['group']}:")
+            for line in preview_lines(change.preview):
                 self.output.note(line)
         if confirmation.dry_run:
-            self.output.note("nothing was changed")
-            return None
-        if change.needs_confirmation:
-            self.confirm(f"{change.title}?", yes=confirmation.yes)
-        with self.output.progress(doing, preview.count) as advance:
-            result = carry_out(change, self.audit(), place=self.place, on_progress=advance)
-        hint = f"; undo it with: mqtemplate undo {result.id}" if change.can_be_undone else ""
-        self.output.note(f"this is change {result.id} of the audit log{hint}")
-        return result
+            if effective:
+                self.output.note("nothing was changed")
+            return
+        if asked:
+            titles = (
+                [asked[0].title] if len(changes) == 1 else [f"{each.target['group']}: {each.title}" for each in asked]
+            )
+            self.confirm(f"{'; '.join(titles)}?", yes=confirmation.yes)
+        for change in effective:
+            with self.output.progress(doing, change.preview.count) as advance:
+                result = carry_out(change, self.audit(), place=self.place, on_progress=advance)
+            hint = f"; undo it with: mqtemplate undo {result.id}" if change.can_be_undone else ""
+            self.output.note(f"this is change {result.id} of the audit log{hint}")
+            yield change, result
 
 
 def cluster_addresses(settings: AppSettings) -> ClusterAddresses | None:

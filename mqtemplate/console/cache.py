@@ -57,16 +57,21 @@ class BackgroundCache:
         self._lock = threading.Lock()
         self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
 
-    def get(self, key: Hashable, read: Callable[[], T], wait_s: float) -> Cached[T] | None:
+    def get(self, key: Hashable, read: Callable[[], T], wait_s: float | None) -> Cached[T] | None:
         """Return the value of a key; None if it was never read and reading takes longer than *wait_s*.
+
+        Args:
+            wait_s: None: do not start to read a value that was never read.
 
         Raises:
             MQTemplateError: The last read raised it.
         """
         if not self._in_background:
             return Cached(read(), 0.0)
+        if wait_s is None and key not in self._entries:
+            return None
         entry = self._entry(key, read)
-        if not entry.is_read.wait(wait_s):
+        if not entry.is_read.wait(wait_s or 0.0):
             return None
         if entry.error is not None:
             raise entry.error

@@ -128,8 +128,8 @@ def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, A
     except MQTemplateError as exc:
         return {"state": "failed", "histogram": None, "reason": str(exc)}
     is_stacked = query.topic is None and counted.unit_ms <= unit_ms
-    # Each topic is counted for itself, so the bars come first.
-    topics_wait_s = _PATIENT_S if call.text("stacks") else _FIRST_PAINT_S
+    # Each topic is counted for itself, so the bars come first: a thread that counts would delay their first paint.
+    topics_wait_s = _PATIENT_S if call.text("stacks") else None
     topics = pending_topics(site, topics_wait_s) if is_stacked else None
     drawn = histogram(
         counted.counts.buckets, start_ms, end_ms, lambda start, end: _address(call, start, end), topics, now_ms

@@ -275,13 +275,13 @@ _SAMPLE = 500
 _MAX_TOPICS = 5
 
 
-def pending_topics(site: Site, wait_s: float) -> Mapping[str, Mapping[int, int]] | None:
+def pending_topics(site: Site, wait_s: float | None) -> Mapping[str, Mapping[int, int]] | None:
     """Return counts of the topics with the most of the next pending messages; None if they are not known yet.
 
     Only these topics are counted, one after the other: a count of each of thousands of topics would take too long.
 
     Args:
-        wait_s: Time to wait for the counts; they are read further.
+        wait_s: Time to wait for the counts; they are read further. None: do not start to read them.
     """
     found = site.cache.get("pending messages by topic", lambda: _count_topics(site), wait_s)
     return None if found is None else found.value

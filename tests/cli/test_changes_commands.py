@@ -12,7 +12,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.cli.commands import delayed
 from mqtemplate.message import Message, Property
 from tests.cli.running import CommandLine, Result
-from tests.operations.brokers import HOUR_MS
+from tests.operations.brokers import HOUR_MS, create_dead_letters, fill
 
 pytestmark = pytest.mark.feature("14.1")
 
@@ -87,6 +87,30 @@ def test_a_key_that_names_many_messages_is_shown_and_asked_about(
     assert "A cancelled message never comes back, but it can be undone in this way: copies with new" in refused.errors
     assert refused.errors.endswith("nothing was changed\n")
     assert not state.exists()
+
+
+def test_dead_letters_of_several_groups_are_asked_about_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One answer stands for all groups: after a no, no group has changed."""
+    with EmbeddedBroker(tmp_path / "store") as broker:
+        fill(broker)
+        for group in ("billing", "mails", "stock"):
+            create_dead_letters(broker, group)
+    (tmp_path / "config").mkdir()
+    run = CommandLine(f"embedded:{tmp_path / 'store'}", tmp_path / "config", capsys)
+
+    questions = answer(monkeypatch, "n")
+    refused = run("dlq", "purge", "--all")
+    kept = [len(run.json("dlq", "ls", group)) for group in ("billing", "mails", "stock")]
+    answer(monkeypatch, "y")
+    run.ok("dlq", "purge", "--all")
+
+    assert questions == ["billing: Purge 3 dead letters; mails: Purge 3 dead letters; stock: Purge 3 dead letters?"]
+    assert refused.errors.count("  by topic: orders 3") == 3
+    assert refused.errors.endswith("nothing was changed\n")
+    assert kept == [3, 3, 3]
+    assert [len(run.json("dlq", "ls", group)) for group in ("billing", "mails", "stock")] == [0, 0, 0]
 
 
 def test_without_a_terminal_a_change_of_many_needs_yes(backlog: CommandLine) -> None:

@@ -129,6 +129,15 @@ def test_a_change_empties_the_cache() -> None:
     assert cache.get("key", lambda: next(values), 60.0).value == 2  # type: ignore[union-attr]
 
 
+def test_a_page_may_leave_the_reading_to_a_later_part() -> None:
+    """A thread that reads beside the first page would delay its paint."""
+    cache = BackgroundCache()
+
+    assert cache.get("key", lambda: pytest.fail("it was read"), None) is None
+    assert cache.get("key", lambda: 1, 60.0).value == 1  # type: ignore[union-attr]
+    assert cache.get("key", lambda: 2, None).value == 1  # type: ignore[union-attr]
+
+
 # --- rates --------------------------------------------------------------------------------------
 
 

@@ -375,16 +375,11 @@ def resend(
 def _made(
     call: CommandCall, changes: Sequence[LettersChange], confirmation: Confirmation
 ) -> Iterator[tuple[LettersChange, ChangeResult]]:
-    """Make changes of dead letters, each after its preview, and yield those that have an effect."""
+    """Make changes of dead letters after their previews, and yield those that have an effect."""
     letters = [each for change in changes for each in change.letters]
     if confirmation.dry_run or not letters:
         call.output.table([_record(each) for each in letters], _COLUMNS, "no dead letter matches")
-    for change in changes:
-        if len(changes) > 1:
-            call.output.note(f"group {change.group}:")
-        made = call.make(change, confirmation, "changing")
-        if made is not None:
-            yield change, made
+    yield from call.make_all(changes, confirmation)
 
 
 def _sent_record(letter: DeadLetterMessage, sent: SendResult) -> dict[str, Any]:
