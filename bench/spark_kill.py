@@ -350,8 +350,9 @@ def _start(work: Callable[..., None], *arguments: object) -> subprocess.Popen[st
 
 
 def _await_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process prints; empty if it has ended, perhaps just before it was to be killed."""
     assert process.stdout is not None
-    return process.stdout.readline().strip()
+    return "" if process.stdout.closed else process.stdout.readline().strip()
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

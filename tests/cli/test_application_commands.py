@@ -135,9 +135,12 @@ def test_conditions_say_why_a_starter_does_not_act(command_line: CommandLine) ->
     assert records["rocketmq"] == {
         "starter": "rocketmq",
         "applied": False,
-        "reason": "rocketmq.name-server names no cluster",
+        "reason": "rocketmq.name-server names no cluster, and rocketmq.endpoints no proxy",
     }
-    assert "rocketmq.name-server names no cluster" in command_line.plain("conditions").output
+    assert (
+        "rocketmq.name-server names no cluster, and rocketmq.endpoints no proxy"
+        in command_line.plain("conditions").output
+    )
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "json:nothing"])

@@ -33,6 +33,7 @@ from mqtemplate.server import BrokerServer, BrokerServerSettings
 from tests.server.processors.pop_commands import GROUP, TOPIC, PopClient, Popped, changed, read
 from tests.server.serving import subscription
 from tests.server.tool import heartbeat_body, send_header
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
 
@@ -251,7 +252,7 @@ class Steps:
     def assigned(self) -> None:
         self.facts["an assignment without members"] = self.query()
         self._wire.request(RequestCode.HEART_BEAT, None, heartbeat_body("c1", GROUP, subscription(TOPIC)))
-        self.facts["an assignment"] = self.query()
+        self.facts["an assignment"] = eventually(self.query, "the broker has the route of the topic")
         for label, fields in (
             ("the mode of a missing topic", {"topic": "nowhere"}),
             ("the mode of a retry topic", {"topic": f"%RETRY%{GROUP}"}),

@@ -89,7 +89,10 @@ def test_conditions_have_the_shape_of_springs(shop: Shop) -> None:
     found = shop.get("/conditions")["contexts"]["application"]
 
     assert {"embedded", "observability"} <= found["positiveMatches"].keys()
-    assert found["negativeMatches"]["rocketmq"]["notMatched"][0]["message"] == "rocketmq.name-server names no cluster"
+    assert (
+        found["negativeMatches"]["rocketmq"]["notMatched"][0]["message"]
+        == "rocketmq.name-server names no cluster, and rocketmq.endpoints no proxy"
+    )
 
 
 @pytest.mark.feature("14.3")

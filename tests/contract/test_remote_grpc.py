@@ -45,12 +45,12 @@ from mqtemplate.testing.contract import (
 )
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from tests.conformance.grpc_clients.servers import (
-    ROOT_ACCOUNT,
     Administrator,
     GrpcServer,
     guarded_proxy,
     local_proxy,
 )
+from tests.conformance.servers import ACCOUNT
 from tests.contract.test_remote_server import free_address
 from tests.waiting import eventually
 
@@ -412,11 +412,11 @@ def test_a_client_without_an_account_is_refused(tmp_path: Path) -> None:
     """With one it sends; the wrong secret is named as one thing to check."""
     with guarded_proxy(tmp_path) as server, Administrator(server) as administrator:
         administrator.create_topic("orders", queues=1)
-        settings = GrpcSettings(endpoints=server.endpoint, request_timeout_ms=20_000, credentials=ROOT_ACCOUNT)
+        settings = GrpcSettings(endpoints=server.endpoint, request_timeout_ms=20_000, credentials=ACCOUNT)
 
         with GrpcBroker(settings) as broker:
             assert broker.sends.send(Message("orders", b"x"), timeout_ms=20_000).send_status is SendStatus.SEND_OK
-        wrong = replace(settings, credentials=Credentials(access_key=ROOT_ACCOUNT.access_key, secret_key="wrong"))
+        wrong = replace(settings, credentials=Credentials(access_key=ACCOUNT.access_key, secret_key="wrong"))
         with pytest.raises(BrokerError, match="check access-key and secret-key"), GrpcBroker(wrong) as broker:
             broker.sends.send(Message("orders", b"x"))
 

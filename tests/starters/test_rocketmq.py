@@ -63,7 +63,7 @@ def test_the_starter_backs_off_for_a_broker_of_the_application() -> None:
 def test_the_starter_does_not_act_for_an_embedded_broker() -> None:
     reason = RocketMQAutoConfiguration().condition(settings_with(**{"rocketmq.name-server": "embedded:memory"}))
 
-    assert reason == "rocketmq.name-server names no cluster"
+    assert reason == "rocketmq.name-server names no cluster, and rocketmq.endpoints no proxy"
 
 
 def test_the_starter_creates_a_remote_broker() -> None:
