@@ -161,6 +161,8 @@ class BrokerUnderTest:
         for text in messages:
             body, _, tag = text.partition("#")
             self.send(queue.topic, body, tag=tag or None)
+        # A broker may dispatch messages to their queue a moment after it has acknowledged them.
+        self.until(lambda: self.broker.reader.max_offset(queue) >= len(messages), "the messages are in their queue")
         return queue
 
     def until(self, happened: Callable[[], bool], what: str, timeout_ms: int = 0) -> None:
