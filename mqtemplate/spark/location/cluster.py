@@ -300,10 +300,14 @@ class ClusterBlocks:
             return None
         return response.header(OffsetResponseHeader).offset
 
-    def commit(self, group: str, offsets: OffsetTable) -> None:
-        """Set the offsets of the group, but none to a lower one: a repeated batch commits again."""
+    def commit(self, group: str, offsets: OffsetTable) -> OffsetTable:
+        """See `Blocks.commit`: a repeated batch commits again."""
+        ahead: OffsetTable = {}
         for queue, offset in offsets.items():
-            if offset > (self.committed(group, queue) or 0) and not self._commit_one(group, queue, offset):
+            committed = self.committed(group, queue) or 0
+            if offset < committed:
+                ahead[queue] = committed
+            elif offset > committed and not self._commit_one(group, queue, offset):
                 # RocketMQ creates a group with its first pull, and refuses to commit before.
                 self._connection.call(
                     queue,
@@ -313,6 +317,7 @@ class ClusterBlocks:
                     accept=PULLED,
                 )
                 self._commit_one(group, queue, offset)
+        return ahead
 
     def _commit_one(self, group: str, queue: MessageQueue, offset: int) -> bool:
         """Return False if the broker does not have the group."""

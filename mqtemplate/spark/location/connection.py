@@ -168,11 +168,20 @@ def _exclusive(store: Path) -> Iterator[None]:
             ) from exc
 
 
-def commit_offsets(broker: Broker, group: str, end: OffsetTable) -> None:
-    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would."""
+def commit_offsets(broker: Broker, group: str, end: OffsetTable) -> OffsetTable:
+    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would.
+
+    Returns:
+        The offsets of the group that are after the end of the batch, and stay.
+    """
+    ahead: OffsetTable = {}
     for queue, offset in sorted(end.items()):
-        if offset > (broker.groups.committed_offset(group, queue) or 0):
+        committed = broker.groups.committed_offset(group, queue) or 0
+        if offset > committed:
             broker.groups.commit_offset(group, queue, offset)
+        elif offset < committed:
+            ahead[queue] = committed
+    return ahead
 
 
 def in_broker(name: str, end: OffsetTable) -> OffsetTable:
@@ -180,20 +189,14 @@ def in_broker(name: str, end: OffsetTable) -> OffsetTable:
     return {MessageQueue(queue.topic, name, queue.queue_id): offset for queue, offset in end.items()}
 
 
-def commit_group_offsets(store: str, group: str, end: OffsetTable) -> bool:
-    """Commit the end of a batch for a group, but no lower offset than before, as a repeated batch would.
+def commit_group_offsets(store: str, group: str, end: OffsetTable) -> OffsetTable:
+    """Do what `commit_offsets` does, if a `LocalServer` runs for the folder.
 
     The checkpoint has the progress, so a failure is only logged.
-
-    Returns:
-        False if no `LocalServer` runs for the folder, or it did not answer.
     """
     try:
         with open_local_server(store) as broker:
-            if broker is None:
-                return False
-            commit_offsets(broker, group, in_broker(broker.name, end))
+            return {} if broker is None else commit_offsets(broker, group, in_broker(broker.name, end))
     except MQTemplateError as exc:
         _log.warning("spark.group_not_committed", group=group, reason=str(exc))
-        return False
-    return True
+        return {}

@@ -406,10 +406,12 @@ class FolderBlocks:
         offset = table.get(f"{queue.topic}@{group}", {}).get(str(queue.queue_id))
         return None if offset is None else int(offset)
 
-    def commit(self, group: str, offsets: OffsetTable) -> None:
+    def commit(self, group: str, offsets: OffsetTable) -> OffsetTable:
         """Commit through the owner of the folder, to which the file with the offsets belongs, if it has a server."""
         # Only the process of a query commits. The package for executors follows imports, and does not need this one.
-        import_module("mqtemplate.spark.location.connection").commit_group_offsets(self.store, group, offsets)
+        connection = import_module("mqtemplate.spark.location.connection")
+        ahead: OffsetTable = connection.commit_group_offsets(self.store, group, offsets)
+        return ahead
 
     def make_durable(self, latest: OffsetTable) -> None:
         """Flush the commit log up to the last of these messages."""

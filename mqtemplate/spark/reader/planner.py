@@ -238,28 +238,24 @@ class StoreReader:
                 self._lost(queue, offset, offset, f"the queue now ends at {latest.get(queue, 0)}")
 
     def commit(self, offsets: OffsetTable) -> None:
-        """Commit the offsets for the group of the options, if there is one."""
-        if self._options.group is not None:
-            self._warn_of_shared_group(self._options.group, offsets)
-            self._blocks.commit(self._options.group, offsets)
+        """Commit the offsets for the group of the options, if there is one.
 
-    def _warn_of_shared_group(self, group: str, offsets: OffsetTable) -> None:
-        """Log once that something else commits for the group: then its offsets are of no use as a start."""
-        if self._has_group_of_its_own:
-            for queue, offset in sorted(offsets.items()):
-                committed = self._blocks.committed(group, queue) or 0
-                if committed > offset:
-                    self._has_group_of_its_own = False
-                    _log.warning(
-                        "spark.group_shared",
-                        group=group,
-                        topic=queue.topic,
-                        queue=queue.queue_id,
-                        offset=offset,
-                        committed=committed,
-                        hint="another query or consumer commits for this group, or one did before; give each its own",
-                    )
-                    return
+        It is logged once if something else commits for the group: then its offsets are of no use as a start.
+        """
+        if self._options.group is not None:
+            ahead = self._blocks.commit(self._options.group, offsets)
+            if ahead and self._has_group_of_its_own:
+                self._has_group_of_its_own = False
+                queue, committed = min(ahead.items())
+                _log.warning(
+                    "spark.group_shared",
+                    group=self._options.group,
+                    topic=queue.topic,
+                    queue=queue.queue_id,
+                    offset=offsets.get(queue),
+                    committed=committed,
+                    hint="another query or consumer commits for this group, or one did before; give each its own",
+                )
 
     def _check_topics_are_read(self, table: OffsetTable) -> None:
         """Check that the checkpoint has no topic that this query does not read any more.

@@ -142,8 +142,12 @@ class Blocks(Protocol):
     def committed(self, group: str, queue: MessageQueue) -> int | None:
         """Return the offset that a group has committed, or None."""
 
-    def commit(self, group: str, offsets: OffsetTable) -> None:
-        """Set the offsets of a group, if this location can do so from outside of the broker."""
+    def commit(self, group: str, offsets: OffsetTable) -> OffsetTable:
+        """Set the offsets of a group, if this location can do so from outside of the broker, but none to a lower one.
+
+        Returns:
+            The offsets of the group that are after *offsets*, and stay.
+        """
 
     def make_durable(self, latest: OffsetTable) -> None:
         """Have all messages before *latest* survive a crash of the machine."""
