@@ -69,7 +69,8 @@ class MqTemplateSource(DataSource):
             return pending
         columns = SourceOptions.columns(self.options)
         if columns:
-            schema = StructType([_column(name) for name in columns])
+            ours = source_schema()
+            schema = StructType([_column(ours, name) for name in columns])
         else:
             schema = source_schema(include_properties=SourceOptions.wants_properties(self.options))
         if _PROVIDER in self.options:
@@ -98,13 +99,12 @@ class MqTemplateSource(DataSource):
         return writer
 
 
-def _column(name: str) -> StructField:
-    """Return a column of messages.
+def _column(ours: StructType, name: str) -> StructField:
+    """Return a column of messages, of all that there are.
 
     Raises:
         ConfigurationError: It does not exist.
     """
-    ours = source_schema()
     if name not in ours.names:
         raise ConfigurationError(f"schema: there is no column {name!r}; name one of {', '.join(ours.names)}")
     found: StructField = ours[name]
@@ -291,9 +291,9 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     Raises:
         ConfigurationError: A column does not exist, or has another type.
     """
-    fields = []
+    ours, fields = source_schema(), []
     for field in schema:
-        kind = _column(field.name).dataType
+        kind = _column(ours, field.name).dataType
         if field.dataType != kind:
             raise ConfigurationError(
                 f"schema: column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}; "
