@@ -9,6 +9,7 @@ from typing import Any
 
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
@@ -50,6 +51,14 @@ def group_spec(group: str, topic: str, selector: Selector | None = None) -> Cons
 
 def join(broker: RemoteBroker, topic: str, group: str = "billing", selector: Selector | None = None) -> Consumer:
     return broker.groups.subscribe(group_spec(group, topic, selector))
+
+
+def assign_again(member: Consumer, share: set[MessageQueue]) -> None:
+    """Take all queues from a member, then give it *share*; a rebalance in another thread waits meanwhile."""
+    assert isinstance(member, RemoteConsumer)
+    with member._assigning:
+        member._assign(set())
+        member._assign(share)
 
 
 def one_queue(broker: RemoteBroker, topic: str = "orders") -> MessageQueue:

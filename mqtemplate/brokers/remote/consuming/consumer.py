@@ -301,8 +301,9 @@ class RemoteConsumer(Consumer):
                 self.wake()
                 return
             for queue, queue_offset in mine.items():
-                self.pulls.seek(queue, queue_offset)
+                # Before its messages come again: who has them already reads the offset of the reset.
                 self.offsets.commit(queue, queue_offset)
+                self.pulls.seek(queue, queue_offset)
             self._flush(mine)
 
     def take_resets(self) -> Mapping[MessageQueue, int]:

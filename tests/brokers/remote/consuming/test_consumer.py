@@ -14,7 +14,7 @@ from mqtemplate.brokers.remote.consuming.pulls import PullLoop
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
-from tests.brokers.remote.clients import client, join, message_ext
+from tests.brokers.remote.clients import assign_again, client, join, message_ext
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.remoting.protocol.other_side import encode_message
@@ -107,13 +107,30 @@ def test_a_queue_is_assigned_before_its_messages_are_pulled(
     """A member ignores commits of queues that are not assigned to it."""
     member = join(broker, "orders")
     [queue] = [queue for queue in member.assignment() if queue.topic == "orders"]
-    was_assigned: list[bool] = []
+    was_assigned: dict[MessageQueue, bool] = {}
 
     def add(loop: PullLoop, added: MessageQueue, queue_offset: int) -> None:
-        was_assigned.append(added in member.assignment())
+        was_assigned[added] = added in member.assignment()
 
     monkeypatch.setattr(PullLoop, "add", add)
-    member._assign(set())  # type: ignore[attr-defined]
-    member._assign({queue})  # type: ignore[attr-defined]
+    assign_again(member, {queue})
 
-    assert was_assigned == [True]
+    assert was_assigned == {queue: True}
+
+
+def test_a_reset_commits_its_offset_before_the_messages_are_pulled_again(
+    broker: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise who handles them could read, and flush, the offset before the reset."""
+    member = join(broker, "orders")
+    [queue] = [queue for queue in member.assignment() if queue.topic == "orders"]
+    member.commit(queue, 3)
+    own_offsets: list[int | None] = []
+
+    def seek(loop: PullLoop, sought: MessageQueue, queue_offset: int) -> None:
+        own_offsets.append(member.committed(sought))
+
+    monkeypatch.setattr(PullLoop, "seek", seek)
+    member.reset({queue: 0})  # type: ignore[attr-defined]
+
+    assert own_offsets == [0]

@@ -16,7 +16,7 @@ from mqtemplate.listener import ConsumeMode
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from tests.brokers.remote.clients import client, group_spec
+from tests.brokers.remote.clients import assign_again, client, group_spec
 from tests.brokers.remote.consuming.test_orderly_listeners import listening
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
@@ -147,9 +147,8 @@ def test_a_queue_whose_lock_was_lost_with_its_broker_is_taken_again(tmp_path: Pa
             member = join(broker)
             assert member.lock(queue)
             member.locks.lose("broker-a")
-            member._assign(set())
 
-            member._assign({queue})
+            assign_again(member, {queue})
             member.lock_soon(queue)
             eventually(lambda: member.lock_soon(queue), "the queue is locked again")
 
@@ -264,12 +263,13 @@ def test_a_member_continues_at_a_replica_where_it_has_stopped(tmp_path: Path) ->
         with client(one.address, tmp_path) as broker:
             member = join(broker)
             member.commit(queue, 9)
-            member._assign(set())
-            groups.tables.clear()
-            one.addresses["broker-b"] = {1: other.address}
-            broker._client._routes.refresh()
+            with member._assigning:  # a rebalance in another thread waits meanwhile
+                member._assign(set())
+                groups.tables.clear()
+                one.addresses["broker-b"] = {1: other.address}
+                broker._client._routes.refresh()
 
-            member._assign({queue})
+                member._assign({queue})
 
             assert member.position(queue) == 9
 

@@ -16,7 +16,16 @@ from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from tests.brokers.remote.clients import bodies, client, join, message_ext, one_queue, send_numbers, server
+from tests.brokers.remote.clients import (
+    assign_again,
+    bodies,
+    client,
+    join,
+    message_ext,
+    one_queue,
+    send_numbers,
+    server,
+)
 from tests.brokers.remote.consuming.test_consumer import pulled
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
@@ -143,9 +152,7 @@ def test_a_queue_that_returns_while_its_messages_are_handled_repeats_none(our_cl
     with listening(our_client, received, gate=gate) as container:
         eventually(lambda: "1" in received, "the handler has the second message")
         member = container.member.consumer
-        share = set(member.assignment())
-        member._assign(set())  # type: ignore[attr-defined]
-        member._assign(share)  # type: ignore[attr-defined]
+        assign_again(member, set(member.assignment()))
         our_client._client.members.rebalance_topic("orders")
         gate.set()
         eventually(lambda: "3" in received, "all messages are handled")
