@@ -20,6 +20,7 @@ from mqtemplate.grpc_protos.enums import (
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.pending import PendingQuery
 from mqtemplate.server import BrokerServer
+from mqtemplate.server.grpc_api.context import GrpcContext
 from mqtemplate.topics import HALF_TOPIC
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
@@ -410,6 +411,31 @@ def test_a_producer_without_a_stream_is_not_checked(stepped: Server, stepped_too
     again.report(producer_settings("orders"))
     advance(stepped, 0)
     assert again.next().recover_orphaned_transaction_command.transaction_id == "id-1"
+
+
+class RecordingCall:
+    """A stream of telemetry that notes what is written to it."""
+
+    is_open = True
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def write(self, message: bytes) -> None:
+        self._events.append(message.decode())
+
+
+def test_transactions_are_due_before_their_producer_gets_its_settings(stepped: Server, stepped_tool: GrpcTool) -> None:
+    """A client that has the answer may rely on the check."""
+    stepped_tool.telemetry().report(producer_settings("orders"))
+    events: list[str] = []
+    stepped.engine.engine.transactions.on_wake(lambda: events.append("due"))
+    call: Any = RecordingCall(events)
+    caller: Any = None
+
+    endpoint(stepped).service.clients.attach(GrpcContext(call, "client-1", "", caller), b"settings")
+
+    assert events == ["due", "settings"]
 
 
 def test_a_recovery_duration_delays_the_first_check(stepped: Server, stepped_tool: GrpcTool) -> None:
