@@ -6,6 +6,7 @@ its own, and a start knows what was acknowledged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -118,6 +119,15 @@ class PopJournal:
             raise error
         if callbacks:
             self._store.confirm_async(end, (), lambda failed: _call(callbacks, failed))
+
+    def write_events(self) -> None:
+        """Append all events so far, without waiting for the flush: a kill of the process does not lose them.
+
+        After an error the next step tries again, and reports it.
+        """
+        if self._events:
+            with contextlib.suppress(StoreError):
+                self.write()
 
     def _append_unwritten(self) -> None:
         while self._unwritten:
