@@ -224,6 +224,14 @@ class GrpcClients:
         self._pop = pop
         self._lock = threading.Lock()
         self._clients: dict[str, GrpcClient] = {}
+        self._leaving: Callable[[str], None] = lambda client_id: None
+
+    def on_leaving(self, callback: Callable[[str], None]) -> None:
+        """Call *callback* with the ID of each client that ends, or whose stream of telemetry ends.
+
+        A client that leaves may wait for the end of its receives before it closes the connection.
+        """
+        self._leaving = callback
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -360,8 +368,8 @@ class GrpcClients:
     def detach(self, context: GrpcContext) -> None:
         """Use the stream of a call no longer: it is closed."""
         client = self._clients.get(context.client_id)
-        if client is not None:
-            client.detach(context.call)
+        if client is not None and client.detach(context.call) is not None:
+            self._leaving(client.client_id)
 
     # --- heartbeats and ends -------------------------------------------------------------------
 
@@ -418,6 +426,7 @@ class GrpcClients:
         self._core.limits.grpc_clients.give(client.owner)
         if stream is not None:
             stream.finish()
+        self._leaving(client.client_id)
         self._pop.end_session(client.client_id)
         self._core.clients.forget(client.id)  # the last: it notifies other clients, which may fail
 

@@ -78,6 +78,8 @@ class GrpcEndpoint:
 
     def stop(self, timeout_s: float) -> None:
         """End all calls and close all connections. It waits for calls in progress up to *timeout_s*."""
+        # First the clients get GOAWAY: they must not repeat a receive on the connection on which it was answered.
+        self.server.drain()
         self.service.close()
         self.server.stop(timeout_s)
 
@@ -178,7 +180,7 @@ class MessagingService:
 
     def close(self) -> None:
         """Answer the receives that wait, and end the streams of all clients: the server stops."""
-        self._consuming.close()
+        self._consuming.end_waiting()
         for stream in list(self._streams):
             stream.end()
 
