@@ -313,7 +313,7 @@ def measure_grpc(folder: Path, options: argparse.Namespace) -> None:
         first.close()
         before = process_mib(pid)
         consumers = IdleConsumers(address, range(1, options.idle + 1))
-        consumers.run_for(2.0)
+        consumers.run_for(5.0)
         grown = process_mib(pid) - before
         report("memory of the server before", before, "MiB", "none")
         report(f"  {options.idle:,} gRPC clients with telemetry and a receive: more", grown, "MiB", "< 100")
