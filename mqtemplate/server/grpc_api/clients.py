@@ -77,7 +77,8 @@ class GrpcClient:
     Attributes:
         owner: The connection of its first settings, as limits count it.
         stream: The newest stream of telemetry; None while there is none.
-        settings: ``apache.rocketmq.v2.Settings`` as the client sent them last.
+        settings: What the server needs of the ``apache.rocketmq.v2.Settings`` that the client sent last: its type, its
+            timeout, and if it is a producer.
         producer_topics: Topics of a producer: each is the name of its producer group.
         groups: Consumer groups of a consumer.
     """
@@ -266,6 +267,13 @@ class GrpcClients:
             )
         check_client_properties(settings.client_properties)
         if kind == "publishing":
+            most = self._core.settings.max_client_groups_per_connection
+            if len(settings.publishing.topics) > most:
+                raise GrpcRefusedError(
+                    Code.TOO_MANY_REQUESTS,
+                    f"a producer has at most {most} topics, got {len(settings.publishing.topics)}; use several, or "
+                    "raise max-client-groups-per-connection",
+                )
             topics = frozenset(check_topic_name(topic.name) for topic in settings.publishing.topics)
             client = self._updated(context, settings)
             self._register_producer(client, topics)
@@ -295,7 +303,10 @@ class GrpcClients:
         except RefusedError as exc:
             raise GrpcRefusedError(Code.UNAUTHORIZED, str(exc)) from exc
         client = self.of(context)
-        client.settings = settings
+        kept = protos.Settings(client_type=settings.client_type, request_timeout=settings.request_timeout)
+        if settings.HasField("publishing"):
+            kept.publishing.SetInParent()
+        client.settings = kept  # not all of them: many clients may send a megabyte each
         return client
 
     def of(self, context: GrpcContext) -> GrpcClient:

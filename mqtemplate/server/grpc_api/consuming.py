@@ -46,6 +46,8 @@ _RENEWED_MS = 60_000
 _BUSY_MS = 1_000
 """Time after which a message is visible again that was not sent because the server has too much work. At once, the next
 receive would have the same end."""
+_MAX_ACKS = 4_096
+"""Most messages of one acknowledgement. RocketMQ's clients send one, or those of one receive."""
 _INLINE_BYTES = 256 << 10
 """Longest sum of bodies that is answered in the thread that popped the messages: about a millisecond."""
 
@@ -157,6 +159,11 @@ class GrpcConsuming:
         group, topic = check_group_name(request.group.name), check_topic_name(request.topic.name)
         if not request.entries:
             raise GrpcRefusedError(Code.INTERNAL_SERVER_ERROR, "no message to acknowledge")
+        if len(request.entries) > _MAX_ACKS:
+            raise GrpcRefusedError(
+                Code.BAD_REQUEST,
+                f"the request acknowledges {len(request.entries)} messages, allowed are {_MAX_ACKS}; send several",
+            )
         ack = _Ack(context, list(request.entries))
         for number, entry in enumerate(request.entries):
             try:
