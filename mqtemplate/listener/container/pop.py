@@ -26,7 +26,7 @@ from mqtemplate.message import MessageExt, MessageQueue, create_unique_id
 from mqtemplate.services import Service, ServiceRunner
 
 _LONG_POLL_MS = 20_000
-_HORIZON_MS = 100
+_HORIZON_MS = 100  # a message waits for its handler about as long
 _LONGEST_WAIT_MS = 1_000
 _MOST_WAITING = 1_000
 _MOST_UNSETTLED = 4_000
@@ -64,9 +64,6 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
         pop: The broker's part for POP.
         on_free: Called when a handler may be free for another message.
         on_ready: Called when a message is ready that was received before.
-
-    Attributes:
-        begun: Number of messages that handlers have begun, about.
     """
 
     pop: PopConsumers
@@ -80,7 +77,6 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
         self._longest_wait_ms = min(_LONGEST_WAIT_MS, settings.invisible_duration // 4)
         self._orders: dict[Hashable, _Order] = {}
         self._order_lock = threading.Lock()
-        self.begun = 0
         self.deliveries = PopDeliveries(
             settings, self.pop, self.clock, self._on_settled, self._on_refused, self.on_free
         )
@@ -146,11 +142,8 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
         return super().abandon()
 
     def _take(self) -> list[tuple[PopDelivery, MessageExt]]:
-        work = self._take_ordered() if self._is_ordered else super()._take()
-        self.begun += len(work)
-        return work
-
-    def _take_ordered(self) -> list[tuple[PopDelivery, MessageExt]]:
+        if not self._is_ordered:
+            return super()._take()
         work: list[PopDelivery] = []
         released: list[PopDelivery] = []
         with self._order_lock:
@@ -238,37 +231,35 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
 
 
 class _Prefetch:
-    """Number of messages to receive before handlers are free for them: as many as they begin in a short time.
+    """Number of messages to receive before handlers are free for them: as many as they finished in the last moment.
 
-    So a slow handler keeps nothing waiting but its own message, and short ones need not wait for the broker.
-
-    Args:
-        horizon_ms: Time in which handlers have to begin the messages.
+    It is 0 for handlers that finish less than three messages each in that time: they keep nothing waiting but their own
+    messages, and the time of a request to the broker is short for them.
     """
-
-    _INTERVAL_MS = 20
 
     def __init__(self, clock: Clock, horizon_ms: int) -> None:
         self._clock = clock
         self._horizon_ms = horizon_ms
-        self._last = (clock.steady_ms(), 0, 0)  # time, messages begun until then, result
+        self._last = (clock.steady_ms(), 0, 0)  # time, messages finished until then, result
 
-    def count(self, begun: int) -> int:
+    def count(self, finished: int, at_once: int) -> int:
         """Return the number.
 
         Args:
-            begun: Number of messages that handlers have begun so far.
+            finished: Number of messages that handlers have finished so far.
+            at_once: Number of messages that all handlers together have at a time.
         """
-        now_ms, (last_ms, last_begun, count) = self._clock.steady_ms(), self._last
-        if (span_ms := now_ms - last_ms) < self._INTERVAL_MS:
+        now_ms, (last_ms, last_finished, count) = self._clock.steady_ms(), self._last
+        if (span_ms := now_ms - last_ms) < self._horizon_ms:
             return count
-        count = min(_MOST_WAITING, (begun - last_begun) * self._horizon_ms // span_ms)
-        self._last = (now_ms, begun, count)
+        in_horizon = (finished - last_finished) * self._horizon_ms // span_ms
+        count = 0 if in_horizon < 3 * at_once else min(in_horizon, _MOST_WAITING)
+        self._last = (now_ms, finished, count)
         return count
 
 
 class PopMembership(Membership):
-    """Membership that receives by POP, and not more than handlers begin within a tenth of a second.
+    """Membership that receives by POP: what handlers are free for, and what short ones finish in a tenth of a second.
 
     - On a real clock one thread for each topic waits at the broker, and one reports what became of messages.
     - A stop, or a pause by `pause`, lets other members have the messages that no handler has, and waits until the
@@ -378,11 +369,11 @@ class PopMembership(Membership):
         if not self._may_fetch or unsettled >= _MOST_UNSETTLED:
             return 0
         batch, service = self._settings.pull_batch_size, self._service
-        prefetch = min(self._prefetch.count(service.begun), _MOST_BYTES // self._body_bytes)
+        at_once = self._number * (self.endpoint.take_size if self.endpoint.plan.is_batch else 1)
+        prefetch = min(self._prefetch.count(self.deliveries.finished, at_once), _MOST_BYTES // self._body_bytes)
         if self._settings.is_orderly:
             return batch if service.order_count < self._number + prefetch else 0
-        size = self.endpoint.take_size if self.endpoint.plan.is_batch else 1
-        free = self._number * size + prefetch - (len(self.deliveries) - unsettled)
+        free = at_once + prefetch - (len(self.deliveries) - unsettled)
         return free if free < batch and not service.ready_count else batch if free >= batch else 0
 
     def _notify_free(self) -> None:

@@ -102,6 +102,7 @@ class PopDeliveries:
         on_free: Called when this member has fewer messages.
 
     Attributes:
+        finished: Number of messages that handlers have finished, about.
         renewed: Number of renewals.
         expired: Number of messages whose invisible time was over before they were settled.
     """
@@ -133,7 +134,7 @@ class PopDeliveries:
         self._due_lock = threading.Lock()
         self._due_ms = _NEVER_MS
         self._log = LimitedLog(_log.bind(listener=settings.id, group=settings.group), clock.steady_ms, burst=1)
-        self.renewed = self.expired = 0
+        self.finished = self.renewed = self.expired = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -187,6 +188,7 @@ class PopDeliveries:
         self._report_soon()
 
     def _end(self, delivery: PopDelivery, change: _LaterDelivery | None) -> None:
+        self.finished += 1
         self._note_end(delivery, change)
         self._report_soon()
 
