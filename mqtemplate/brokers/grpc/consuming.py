@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel, PopConsumers, ReceivedMessage
@@ -293,23 +294,58 @@ class GrpcPop(PopConsumers):
 
     def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
         """See `PopConsumers.change_invisible`."""
-        origin = self._origin(topic, receipt)
-        request = protos.ChangeInvisibleDurationRequest(
-            group=self._context.resource(group),
-            topic=self._context.resource(topic),
-            receipt_handle=receipt,
-            message_id=origin.msg_id,
-            suspend=not counts,
-        )
-        request.invisible_duration.FromMilliseconds(invisible_ms)
-        operation = f"change the invisible time of message {origin.msg_id} of {topic!r}"
-        answer = self._request(group, origin.endpoints, "ChangeInvisibleDuration", request, operation)
-        check_status(answer.status, operation, origin.endpoints)
-        self._forget(receipt)
-        new = str(answer.receipt_handle) or receipt
-        with self._lock:
-            self._origins[new] = origin
-        return new
+        [changed] = self.change_all(group, topic, [receipt], invisible_ms, counts=counts)
+        if isinstance(changed, MQTemplateError):
+            raise changed
+        return changed
+
+    def change_all(
+        self, group: str, topic: str, receipts: Sequence[str], invisible_ms: int, *, counts: bool = True
+    ) -> list[str | MQTemplateError]:
+        """See `PopConsumers.change_all`. The protocol has one request for each message: some are sent at a time."""
+        results: list[str | MQTemplateError] = []
+        for start in range(0, len(receipts), _MOST_AT_ONCE):
+            some = receipts[start : start + _MOST_AT_ONCE]
+            answers = [self._start_change(group, topic, receipt, invisible_ms, counts) for receipt in some]
+            results += [answer() for answer in answers]
+        return results
+
+    def _start_change(
+        self, group: str, topic: str, receipt: str, invisible_ms: int, counts: bool
+    ) -> Callable[[], str | MQTemplateError]:
+        """Send a request. Return a function that waits for its result."""
+        try:
+            origin, session = self._origin(topic, receipt), self._group(group).session
+            request = protos.ChangeInvisibleDurationRequest(
+                group=self._context.resource(group),
+                topic=self._context.resource(topic),
+                receipt_handle=receipt,
+                message_id=origin.msg_id,
+                suspend=not counts,
+            )
+            request.invisible_duration.FromMilliseconds(invisible_ms)
+            operation = f"change the invisible time of message {origin.msg_id} of {topic!r}"
+            answers: SimpleQueue[Any] = SimpleQueue()
+            session.start_request(origin.endpoints, "ChangeInvisibleDuration", request, operation, answers.put)
+        except MQTemplateError as exc:
+            failure = exc
+            return lambda: failure
+
+        def result() -> str | MQTemplateError:
+            answer = answers.get()
+            if isinstance(answer, MQTemplateError):
+                return answer
+            try:
+                check_status(answer.status, operation, origin.endpoints)
+            except MQTemplateError as exc:
+                return exc
+            new = str(answer.receipt_handle) or receipt
+            with self._lock:
+                self._origins.pop(receipt, None)
+                self._origins[new] = origin
+            return new
+
+        return result
 
     def dead_letter(
         self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None

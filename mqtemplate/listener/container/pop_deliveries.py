@@ -58,6 +58,24 @@ class PopDelivery:
         order: Messages of one order are handled one after the other; None if the listener is not ordered.
     """
 
+    __slots__ = (
+        "change",
+        "dropped",
+        "due_ms",
+        "extended_ms",
+        "has_ended",
+        "has_turn",
+        "lock",
+        "message",
+        "order",
+        "ready_ms",
+        "receipt",
+        "received",
+        "superseded",
+        "table",
+        "visible_ms",
+    )
+
     def __init__(self, table: PopDeliveries, received: ReceivedMessage, order: Hashable, now_ms: int) -> None:
         self.table = table
         self.received = received
