@@ -6,7 +6,7 @@ A group has no assignment of queues: each pop takes messages from any queue, and
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
@@ -309,27 +309,52 @@ class PopService:
             True if the message is done, also if it was acknowledged before. False if there is a newer delivery, or the
             time of this one is over: the message may come again.
         """
+        return self.ack_all(group, topic, [handle], when_durable)[0]
+
+    def ack_all(
+        self, group: str, topic: str, handles: Sequence[ReceiptHandle], when_durable: WhenDurable
+    ) -> list[bool]:
+        """Acknowledge several messages of a topic. Return the result of each as by `ack`.
+
+        Args:
+            when_durable: Called once for all, unless all results are False.
+        """
         self._check_open()
-        tracked = self._of_handle(group, topic, handle)
-        if tracked is None:
-            return False
-        with tracked.lock:
-            state = tracked.state
-            result = state.ack(handle.queue_offset, handle.pop_ms)
-            is_full = len(state.acked_ahead) >= self._max_in_flight
-            if result is AckResult.UNKNOWN and not is_full and self._is_credible(tracked.key, handle):
-                state.ack_ahead(handle.queue_offset)
-                result = AckResult.DONE
-            self._progress.settle(tracked)
-        is_known = result is AckResult.DONE or handle.expires_ms > self._clock.now_ms()
-        if result not in (AckResult.DONE, AckResult.REPEATED) or not is_known:
-            return False
-        if result is AckResult.DONE:
-            self._acked.add()
-            if handle.is_ordered:
+        results = [False] * len(handles)
+        done = 0
+        for tracked, indexes in self._by_queue(group, topic, handles):
+            with tracked.lock:
+                state = tracked.state
+                acked = state.ack_all([(handles[index].queue_offset, handles[index].pop_ms) for index in indexes])
+                for index, result in zip(indexes, acked, strict=True):
+                    handle = handles[index]
+                    is_done = result is AckResult.DONE
+                    if result is AckResult.UNKNOWN and len(state.acked_ahead) < self._max_in_flight:
+                        is_done = self._is_credible(tracked.key, handle)
+                        if is_done:
+                            state.ack_ahead(handle.queue_offset)
+                    done += is_done
+                    is_repeated = result is AckResult.REPEATED and handle.expires_ms > self._clock.now_ms()
+                    results[index] = is_done or is_repeated
+                self._progress.settle(tracked)
+        if done:
+            self._acked.add(done)
+            if any(handle.is_ordered for handle in handles):
                 self._holds.changed(HoldKey(group, topic))
-        self.journal.confirm(when_durable)
-        return True
+        if any(results):
+            self.journal.confirm(when_durable)
+        return results
+
+    def _by_queue(
+        self, group: str, topic: str, handles: Sequence[ReceiptHandle]
+    ) -> Iterable[tuple[TrackedQueue, list[int]]]:
+        """Return each queue with the indexes of its handles. A handle of no queue is left out."""
+        found: dict[TrackedQueue, list[int]] = {}
+        for index, handle in enumerate(handles):
+            tracked = self._of_handle(group, topic, handle)
+            if tracked is not None:
+                found.setdefault(tracked, []).append(index)
+        return found.items()
 
     def _of_handle(self, group: str, topic: str, handle: ReceiptHandle) -> TrackedQueue | None:
         """Return the queue of a handle; None if there is none."""
@@ -365,25 +390,45 @@ class PopService:
             The handle of the changed delivery, which replaces the other one; None if there is a newer delivery, or
             none.
         """
+        return self.change_all(group, topic, [handle], invisible_ms, when_durable, counts=counts)[0]
+
+    def change_all(
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[ReceiptHandle],
+        invisible_ms: int,
+        when_durable: WhenDurable,
+        *,
+        counts: bool = True,
+    ) -> list[ReceiptHandle | None]:
+        """Deliver several messages of a topic again after *invisible_ms*. Return the result of each as by the above.
+
+        Args:
+            when_durable: Called once for all, unless all results are None.
+        """
         self._check_open()
-        tracked = self._of_handle(group, topic, handle)
-        if tracked is None:
-            return None
+        changed: list[ReceiptHandle | None] = [None] * len(handles)
         now_ms = self._clock.now_ms()
-        pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
-        with tracked.lock:
-            state, offset = tracked.state, handle.queue_offset
-            changed = state.change(offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts))
-            is_released = changed is not None and invisible_ms <= 0 and not counts
-            if is_released:  # it was not handled: it needs no copy in the retry topic
-                state.wait_again(offset, counts=False)
-            self._progress.settle(tracked)
-        if changed is None:
-            return None
-        if is_released:
-            self._holds.changed(HoldKey(group, topic))
-        self.journal.confirm(when_durable)
-        return handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
+        is_released = invisible_ms <= 0 and not counts  # it was not handled: it needs no copy in the retry topic
+        for tracked, indexes in self._by_queue(group, topic, handles):
+            with tracked.lock:
+                state = tracked.state
+                for index in indexes:
+                    handle = handles[index]
+                    pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
+                    delivery = Delivery(pop_ms, now_ms + invisible_ms, counts=counts)
+                    if state.change(handle.queue_offset, handle.pop_ms, delivery) is None:
+                        continue
+                    if is_released:
+                        state.wait_again(handle.queue_offset, counts=False)
+                    changed[index] = handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
+                self._progress.settle(tracked)
+        if any(changed):
+            if is_released:
+                self._holds.changed(HoldKey(group, topic))
+            self.journal.confirm(when_durable)
+        return changed
 
     def dead_letter(self, group: str, topic: str, handle: ReceiptHandle, when_durable: WhenDurable) -> bool:
         """Copy a message to the dead-letter topic of the group, and acknowledge it.

@@ -328,7 +328,7 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
             self._put_back(running.work)
 
     def end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
-        """Settle a message of `begin_next`. It may wait for the broker; see `waits_to_settle`."""
+        """Settle a message of `begin_next`. After a failure it may wait for the broker."""
         if not self._watchdog.finish(running):
             return  # the message was sent back while the handler hung
         if failure is None:
@@ -412,11 +412,6 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
                     self._finish_failed(holder, message, decision, failure.error)
             self.failures.failed(failure, decisions[0])
         return frozenset(id(message) for failure in failures for message in failure.messages)
-
-    @property
-    def waits_to_settle(self) -> bool:
-        """True if `end` waits for the broker also without a failure."""
-        return False
 
     @abstractmethod
     def _finish_failed(
