@@ -1,7 +1,7 @@
 // Cases of the conformance tests with RocketMQ's gRPC client for Go. The module tests.conformance.grpc_clients.programs
 // has the list.
 //
-// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 package main
 
 import (
@@ -41,7 +41,7 @@ func main() {
 	}
 	cases := map[string]func() (result, error){
 		"normal": p.normal, "fifo": p.fifo, "delay": p.delay, "transaction": p.transaction,
-		"simple": p.simple, "push": p.push, "filter": p.filter,
+		"simple": p.simple, "push": p.push, "filter": p.filter, "rights": p.rights,
 	}
 	for _, name := range strings.Split(os.Args[3], ",") {
 		p.receiveErrors = []string{}
@@ -373,6 +373,65 @@ func (p *program) selected(group string, expression *rocketmq.FilterExpression) 
 	defer consumer.GracefulStop()
 	messages, err := p.receiveAndAcknowledge(consumer, 2)
 	return sortedBodies(messages), err
+}
+
+func (p *program) rights() (result, error) {
+	outcomes := make([]result, (len(os.Args)-5)/2)
+	var group sync.WaitGroup
+	for at := range outcomes {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			account := credentials.SessionCredentials{AccessKey: os.Args[5+2*at], AccessSecret: os.Args[6+2*at]}
+			user := &program{endpoint: p.endpoint, prefix: p.prefix, credentials: account}
+			outcomes[at] = result{"send": outcome(user.sendOne), "receive": outcome(user.receiveOne)}
+		}()
+	}
+	group.Wait()
+	return result{"outcomes": outcomes}, nil
+}
+
+func (p *program) sendOne() error {
+	producer, err := p.producer("rights")
+	if err != nil {
+		return err
+	}
+	defer producer.GracefulStop()
+	_, err = send(producer, p.message("rights", "hello"))
+	return err
+}
+
+func (p *program) receiveOne() error {
+	consumer, err := p.consumer("rights", "rights", rocketmq.SUB_ALL)
+	if err != nil {
+		return err
+	}
+	defer consumer.GracefulStop()
+	messages, err := consumer.Receive(context.Background(), 1, invisible)
+	for _, message := range messages {
+		if err := consumer.Ack(context.Background(), message); err != nil {
+			return err
+		}
+	}
+	if isNoMessage(err) {
+		return nil
+	}
+	return err
+}
+
+// outcome returns "ok", or the error of a call. Starting a client may never end: it retries without an end.
+func outcome(call func() error) string {
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return err.Error()
+		}
+		return "ok"
+	case <-time.After(timeout):
+		return "no answer in time"
+	}
 }
 
 // --- deliveries --------------------------------------------------------------------------------------------------------

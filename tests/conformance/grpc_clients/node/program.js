@@ -1,7 +1,7 @@
 // Cases of the conformance tests with RocketMQ's gRPC client for Node.js. The module
 // tests.conformance.grpc_clients.programs has the list.
 //
-// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 'use strict';
 
 const { ConsumeResult, FilterExpression, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
@@ -10,12 +10,12 @@ const { FilterType, TransactionResolution } = require('rocketmq-client-nodejs/pr
 const TIMEOUT_MS = 90_000;
 const AWAIT_MS = 5_000;
 const INVISIBLE_MS = 10_000;
-const [endpoint, prefix, names, transport, accessKey, accessSecret] = process.argv.slice(2);
+const [endpoint, prefix, names, transport, ...keys] = process.argv.slice(2);
 const common = {
   endpoints: endpoint,
   namespace: '',
   sslEnabled: transport === 'tls',
-  sessionCredentials: accessKey ? { accessKey, accessSecret } : undefined,
+  sessionCredentials: keys.length ? { accessKey: keys[0], accessSecret: keys[1] } : undefined,
 };
 let receiveErrors = [];
 
@@ -31,13 +31,13 @@ async function using(client, work) {
   }
 }
 
-function producer(name, checker) {
-  return new Producer({ ...common, topics: [prefix + name], checker });
+function producer(name, checker, options = common) {
+  return new Producer({ ...options, topics: [prefix + name], checker });
 }
 
-function consumer(name, group = name, expression = FilterExpression.SUB_ALL) {
+function consumer(name, group = name, expression = FilterExpression.SUB_ALL, options = common) {
   return new SimpleConsumer({
-    ...common,
+    ...options,
     consumerGroup: `${prefix}${group}-group`,
     subscriptions: new Map([[prefix + name, expression]]),
     awaitDuration: AWAIT_MS,
@@ -222,7 +222,32 @@ const cases = {
       return { sent: sent.messageId, recalled: recalled.messageId, received: found.map(each => each.body.toString()) };
     }));
   },
+
+  async rights() {
+    const accounts = [];
+    for (let at = 0; at < keys.length; at += 2) accounts.push({ accessKey: keys[at], accessSecret: keys[at + 1] });
+    const outcomes = async sessionCredentials => {
+      const options = { ...common, sessionCredentials };
+      const send = () => using(producer('rights', undefined, options), to => to.send(message('rights', 'hello')));
+      const receive = () =>
+        using(consumer('rights', 'rights', FilterExpression.SUB_ALL, options), async from => {
+          for (const each of await from.receive(1, INVISIBLE_MS)) await from.ack(each);
+        });
+      return { send: await outcome(send), receive: await outcome(receive) };
+    };
+    return { outcomes: await Promise.all(accounts.map(outcomes)) };
+  },
 };
+
+// Return "ok", or the error of a call.
+async function outcome(call) {
+  try {
+    await call();
+    return 'ok';
+  } catch (error) {
+    return String(error);
+  }
+}
 
 async function main() {
   process.stdin.on('end', () => process.exit(1)).resume();

@@ -1,6 +1,6 @@
 """Cases of the conformance tests with RocketMQ's Python client. `tests.conformance.grpc_clients.programs` has the list.
 
-Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rocketmq import (  # type: ignore[import-not-found]
@@ -88,8 +89,9 @@ class Checker(TransactionChecker):
 class Program:
     """The cases, each with clients of its own."""
 
-    def __init__(self, endpoint: str, prefix: str, *, tls: bool, credentials: Credentials) -> None:
-        self._configuration = ClientConfiguration(endpoint, credentials)
+    def __init__(self, endpoint: str, prefix: str, *, tls: bool, accounts: list[Credentials]) -> None:
+        self._configuration = ClientConfiguration(endpoint, accounts[0])
+        self._accounts = [Program(endpoint, prefix, tls=tls, accounts=[each]) for each in accounts[1:]]
         self._prefix = prefix
         self._tls = tls
         self.receive_errors: list[str] = []
@@ -264,6 +266,32 @@ class Program:
             received = [message.body.decode() for message in self._receive(consumer, 1)]
         return {"sent": sent[0].message_id, "recalled": recalled, "received": received}
 
+    def rights(self) -> dict:
+        programs = [self, *self._accounts]
+        with ThreadPoolExecutor(len(programs)) as pool:
+            return {"outcomes": list(pool.map(Program._outcomes, programs))}
+
+    def _outcomes(self) -> dict:
+        return {"send": _outcome(self._send_one), "receive": _outcome(self._receive_one)}
+
+    def _send_one(self) -> None:
+        with self._producer("rights") as producer:
+            producer.send(self._message("rights", "hello"))
+
+    def _receive_one(self) -> None:
+        with self._simple("rights") as consumer:
+            for message in consumer.receive(1, _INVISIBLE_S) or ():
+                consumer.ack(message)
+
+
+def _outcome(call: Callable[[], None]) -> str:
+    """Return "ok", or the error of a call."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "ok"
+
 
 def _exit_with_standard_input() -> None:
     while os.read(0, 1_024):
@@ -273,7 +301,8 @@ def _exit_with_standard_input() -> None:
 
 def main(endpoint: str, prefix: str, cases: str, transport: str, *keys: str) -> None:
     threading.Thread(target=_exit_with_standard_input, daemon=True).start()
-    program = Program(endpoint, prefix, tls=transport == "tls", credentials=Credentials(*keys))
+    accounts = [Credentials(*pair) for pair in zip(keys[::2], keys[1::2], strict=True)] or [Credentials()]
+    program = Program(endpoint, prefix, tls=transport == "tls", accounts=accounts)
     for case in cases.split(","):
         program.receive_errors.clear()
         try:
