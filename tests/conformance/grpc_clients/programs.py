@@ -13,8 +13,8 @@ that acknowledges each message if nothing else is said:
 - ``transaction``: ``committed`` is committed, ``rolled back`` is rolled back, and ``checked`` is left open, until the
   checker commits it. ``received`` (sorted bodies), ``checked`` (bodies).
 - ``simple``: receive three messages, invisible for ten seconds. Acknowledge ``acked``, make ``changed`` visible after
-  two seconds (a client that cannot lets it expire, too), and let ``expires`` expire; acknowledge both at their second
-  delivery. ``deliveries`` (body, attempt, after_ms since the first delivery of the body).
+  15 more seconds (a client that cannot lets it expire, too), and let ``expires`` expire; acknowledge both at their
+  second delivery. ``deliveries`` (body, attempt, after_ms since the start of the call that first received the body).
 - ``push``: a push consumer always fails for ``fails always`` and at the first delivery for ``fails once``, not for
   ``ok``. ``deliveries`` as above. Its group has three attempts.
 - ``filter``: consumers of the groups ``PREFIXfilter-tags-group`` and ``PREFIXfilter-sql-group`` select the tags

@@ -21,7 +21,11 @@ from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(3_000)]  # with the builds
 _INVISIBLE_MS = 10_000
-"""Invisible time of the programs."""
+"""Invisible time with which the programs receive."""
+_CHANGED_MS = 15_000
+"""Invisible time that they set for one message."""
+_ROUNDING_MS = 10
+"""Servers round the time of a delivery down, and clients their times."""
 
 
 class Run(NamedTuple):
@@ -131,21 +135,19 @@ def test_a_simple_consumer_acknowledges_and_lets_expire(run: Run) -> None:
         ("expires", 1),
         ("expires", 2),
     ]
-    assert (
-        _second_after_ms(deliveries, "expires") >= _INVISIBLE_MS - 500
-    )  # the first delivery is counted some time later
+    assert _second_after_ms(deliveries, "expires") >= _INVISIBLE_MS - _ROUNDING_MS
 
 
 @pytest.mark.cell("change")
 def test_a_simple_consumer_changes_the_invisible_time(run: Run) -> None:
-    """The message comes again then, before the one whose time was not changed."""
+    """The message comes again after the new time, which is longer."""
     deliveries = run.result("simple", "change")["deliveries"]
 
-    assert 2_000 <= _second_after_ms(deliveries, "changed") < _second_after_ms(deliveries, "expires")
+    assert _second_after_ms(deliveries, "changed") >= _CHANGED_MS - _ROUNDING_MS
 
 
 def _second_after_ms(deliveries: list[dict[str, Any]], body: str) -> int:
-    """Return the time from the first delivery of a message to its second one."""
+    """Return the time from the call that received a message to its second delivery."""
     [found] = [each["after_ms"] for each in deliveries if each["body"] == body and each["attempt"] == 2]
     return int(found)
 

@@ -120,6 +120,10 @@ def _calls(topic: str) -> dict[str, tuple[_Need, Callable[[GrpcTool], int]]]:
         request.endpoints.scheme = 1
         return int(tool.call("QueryAssignment", request).status.code)
 
+    def beat(tool: GrpcTool) -> int:
+        request = protos.HeartbeatRequest(group=protos.Resource(name=topic), client_type=ClientType.SIMPLE_CONSUMER)
+        return int(tool.call("Heartbeat", request).status.code)
+
     return {
         "Telemetry of a producer": (_Need.SEND, lambda tool: report(tool, producer_settings(topic))),
         "Telemetry of a consumer": (_Need.RECEIVE, lambda tool: report(tool, consumer_settings(topic, topic))),
@@ -127,7 +131,7 @@ def _calls(topic: str) -> dict[str, tuple[_Need, Callable[[GrpcTool], int]]]:
         "SendMessage": (_Need.SEND, lambda tool: tool.send(message(topic)).status.code),
         "EndTransaction": (_Need.SEND, lambda tool: tool.end_transaction(topic, "unknown", 1).status.code),
         "RecallMessage": (_Need.SEND, lambda tool: tool.recall(topic, "unreadable").status.code),
-        "Heartbeat of a consumer": (_Need.GROUP, lambda tool: tool.heartbeat(topic).status.code),
+        "Heartbeat of a consumer": (_Need.GROUP, beat),
         "QueryAssignment": (_Need.RECEIVE, assign),
         "ReceiveMessage": (_Need.RECEIVE, lambda tool: tool.receive(topic, topic).code),
         "AckMessage": (_Need.RECEIVE, lambda tool: tool.ack(topic, topic, "unreadable").status.code),

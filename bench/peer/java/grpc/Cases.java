@@ -41,12 +41,14 @@ public final class Cases {
     private static final int SHARED = 4;
     private static final Duration AWAIT = Duration.ofSeconds(5);
     private static final Duration INVISIBLE = Duration.ofSeconds(10);
+    private static final Duration CHANGED = Duration.ofSeconds(15);
 
     private final ClientServiceProvider provider = ClientServiceProvider.loadService();
     private final ClientConfiguration configuration;
     private final String prefix;
     private final List<Cases> accounts = new ArrayList<>();
     private final List<String> receiveErrors = new ArrayList<>();
+    private long receiveNs; // start of the last call of receive
 
     private Cases(String endpoint, String prefix, boolean tls, String[] keys) {
         ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints(endpoint).enableSsl(tls);
@@ -120,6 +122,7 @@ public final class Cases {
         long end = System.nanoTime() + TIMEOUT_NS;
         while (System.nanoTime() < end) {
             List<MessageView> messages;
+            receiveNs = System.nanoTime();
             try {
                 messages = consumer.receive(16, INVISIBLE);
             } catch (ClientException error) {
@@ -153,7 +156,7 @@ public final class Cases {
         try (PushConsumer consumer = provider.newPushConsumerBuilder().setClientConfiguration(configuration)
             .setConsumerGroup(prefix + name + "-group")
             .setSubscriptionExpressions(Collections.singletonMap(prefix + name, FilterExpression.SUB_ALL))
-            .setMessageListener(view -> fails.test(deliveries.add(view)) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS).build()) {
+            .setMessageListener(view -> fails.test(deliveries.add(view, System.nanoTime())) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS).build()) {
             deliveries.await(count);
         }
         return deliveries;
@@ -233,9 +236,9 @@ public final class Cases {
         Deliveries deliveries = new Deliveries();
         try (SimpleConsumer consumer = consumer("simple")) {
             receive(consumer, message -> {
-                Delivery delivery = deliveries.add(message);
+                Delivery delivery = deliveries.add(message, receiveNs);
                 if (delivery.body.equals("acked") || delivery.number > 1) consumer.ack(message);
-                else if (delivery.body.equals("changed")) consumer.changeInvisibleDuration(message, Duration.ofSeconds(2));
+                else if (delivery.body.equals("changed")) consumer.changeInvisibleDuration(message, CHANGED);
                 return deliveries.count() == 5;
             });
         }
@@ -272,8 +275,8 @@ public final class Cases {
     private Map<String, Object> recall() throws Exception {
         try (Producer producer = producer("recall", null); SimpleConsumer consumer = consumer("recall")) {
             long now = System.currentTimeMillis();
-            SendReceipt sent = producer.send(message("recall", "recalled").setDeliveryTimestamp(now + 4_000).build());
-            producer.send(message("recall", "kept").setDeliveryTimestamp(now + 5_000).build());
+            SendReceipt sent = producer.send(message("recall", "recalled").setDeliveryTimestamp(now + 8_000).build());
+            producer.send(message("recall", "kept").setDeliveryTimestamp(now + 9_000).build());
             String recalled = producer.recallMessage(prefix + "recall", sent.getRecallHandle()).getMessageId().toString();
             List<String> received = bodies(receiveAndAcknowledge(consumer, 1));
             return Map.of("sent", sent.getMessageId().toString(), "recalled", recalled, "received", received);
@@ -368,11 +371,11 @@ public final class Cases {
         private final List<Map<String, Object>> found = new ArrayList<>();
         private final Map<String, Long> firstNs = new HashMap<>();
 
-        synchronized Delivery add(MessageView message) {
+        /** Add a delivery by a call that started at `startNs`. */
+        synchronized Delivery add(MessageView message, long startNs) {
             String body = body(message);
-            long now = System.nanoTime();
-            Long first = firstNs.putIfAbsent(body, now);
-            long afterMs = first == null ? 0 : (now - first) / 1_000_000;
+            Long first = firstNs.putIfAbsent(body, startNs);
+            long afterMs = first == null ? 0 : (System.nanoTime() - first) / 1_000_000;
             found.add(Map.of("body", body, "attempt", message.getDeliveryAttempt(), "after_ms", afterMs));
             notifyAll();
             return new Delivery(body, (int) found.stream().filter(each -> each.get("body").equals(body)).count());

@@ -22,6 +22,8 @@ const (
 	timeout   = 90 * time.Second
 	await     = 5 * time.Second
 	invisible = 10 * time.Second
+	changed   = 15 * time.Second
+	refused   = 30 * time.Second // a client that has not started by then is refused
 )
 
 type result map[string]interface{}
@@ -30,6 +32,7 @@ type program struct {
 	endpoint, prefix string
 	credentials      credentials.SessionCredentials
 	receiveErrors    []string
+	receiveStart     time.Time // of the last call of Receive
 }
 
 func main() {
@@ -105,6 +108,7 @@ func send(producer rocketmq.Producer, message *rocketmq.Message) (*rocketmq.Send
 // receive receives messages until one is the last, or the time is over.
 func (p *program) receive(consumer rocketmq.SimpleConsumer, isLast func(*rocketmq.MessageView) (bool, error)) error {
 	for end := time.Now().Add(timeout); time.Now().Before(end); {
+		p.receiveStart = time.Now()
 		messages, err := consumer.Receive(context.Background(), 16, invisible)
 		if err != nil && !isNoMessage(err) {
 			p.receiveErrors = append(p.receiveErrors, err.Error())
@@ -141,7 +145,7 @@ func (p *program) receiveAndAcknowledge(consumer rocketmq.SimpleConsumer, count 
 func (p *program) consume(name string, count int, fails func(body string, number int) bool) (*deliveries, error) {
 	found := newDeliveries()
 	consume := func(message *rocketmq.MessageView) rocketmq.ConsumerResult {
-		if fails(string(message.GetBody()), found.add(message)) {
+		if fails(string(message.GetBody()), found.add(message, time.Now())) {
 			return rocketmq.FAILURE
 		}
 		return rocketmq.SUCCESS
@@ -312,11 +316,11 @@ func (p *program) simple() (result, error) {
 	found := newDeliveries()
 	err = p.receive(consumer, func(message *rocketmq.MessageView) (bool, error) {
 		var err error
-		number, body := found.add(message), string(message.GetBody())
+		number, body := found.add(message, p.receiveStart), string(message.GetBody())
 		if body == "acked" || number > 1 {
 			err = consumer.Ack(context.Background(), message)
 		} else if body == "changed" {
-			err = consumer.ChangeInvisibleDuration(message, 2*time.Second)
+			err = consumer.ChangeInvisibleDuration(message, changed)
 		}
 		return len(found.all) == 5, err
 	})
@@ -384,7 +388,8 @@ func (p *program) rights() (result, error) {
 			defer group.Done()
 			account := credentials.SessionCredentials{AccessKey: os.Args[5+2*at], AccessSecret: os.Args[6+2*at]}
 			user := &program{endpoint: p.endpoint, prefix: p.prefix, credentials: account}
-			outcomes[at] = result{"send": outcome(user.sendOne), "receive": outcome(user.receiveOne)}
+			sent, received := outcome(user.sendOne), outcome(user.receiveOne)
+			outcomes[at] = result{"send": <-sent, "receive": <-received}
 		}()
 	}
 	group.Wait()
@@ -419,19 +424,18 @@ func (p *program) receiveOne() error {
 	return err
 }
 
-// outcome returns "ok", or the error of a call. Starting a client may never end: it retries without an end.
-func outcome(call func() error) string {
-	done := make(chan error, 1)
-	go func() { done <- call() }()
-	select {
-	case err := <-done:
-		if err != nil {
-			return err.Error()
+// outcome starts a call, and gives "ok" or its error. A client that is refused retries to start, without an end.
+func outcome(call func() error) <-chan string {
+	text := make(chan string, 2)
+	go func() {
+		if err := call(); err != nil {
+			text <- err.Error()
+		} else {
+			text <- "ok"
 		}
-		return "ok"
-	case <-time.After(timeout):
-		return "no answer in time"
-	}
+	}()
+	time.AfterFunc(refused, func() { text <- "the client does not start" })
+	return text
 }
 
 // --- deliveries --------------------------------------------------------------------------------------------------------
@@ -447,15 +451,15 @@ func newDeliveries() *deliveries {
 	return &deliveries{all: []result{}, first: map[string]time.Time{}, more: make(chan struct{}, 100)}
 }
 
-// add adds a delivery, and returns how often its body was delivered.
-func (d *deliveries) add(message *rocketmq.MessageView) int {
+// add adds a delivery by a call that started at a time, and returns how often its body was delivered.
+func (d *deliveries) add(message *rocketmq.MessageView, start time.Time) int {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	body, now := string(message.GetBody()), time.Now()
+	body := string(message.GetBody())
 	if _, ok := d.first[body]; !ok {
-		d.first[body] = now
+		d.first[body] = start
 	}
-	after := now.Sub(d.first[body]).Milliseconds()
+	after := time.Since(d.first[body]).Milliseconds()
 	d.all = append(d.all, result{"body": body, "attempt": message.GetDeliveryAttempt(), "after_ms": after})
 	number := 0
 	for _, each := range d.all {

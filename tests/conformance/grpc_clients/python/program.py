@@ -32,6 +32,7 @@ from rocketmq.grpc_protocol import FilterType  # type: ignore[import-not-found]
 _TIMEOUT_S = 90
 _AWAIT_S = 5
 _INVISIBLE_S = 10
+_CHANGED_S = 15
 _PAUSE_S = 0.5
 
 
@@ -43,11 +44,11 @@ class Deliveries:
         self._found: list[dict] = []
         self._first_s: dict[str, float] = {}
 
-    def add(self, message: Message) -> int:
-        """Add a delivery, and return how often its body was delivered."""
+    def add(self, message: Message, start_s: float) -> int:
+        """Add a delivery by a call that started at *start_s*, and return how often its body was delivered."""
         body, now_s = message.body.decode(), time.time()
         with self._changed:
-            first_s = self._first_s.setdefault(body, now_s)
+            first_s = self._first_s.setdefault(body, start_s)
             after_ms = int((now_s - first_s) * 1_000)
             self._found.append({"body": body, "attempt": message.delivery_attempt, "after_ms": after_ms})
             self._changed.notify_all()
@@ -71,7 +72,7 @@ class Listener(MessageListener):
         self._fails = fails
 
     def consume(self, message: Message) -> ConsumeResult:
-        delivery = self.deliveries.add(message)
+        delivery = self.deliveries.add(message, time.time())
         return ConsumeResult.FAILURE if self._fails(message.body.decode(), delivery) else ConsumeResult.SUCCESS
 
 
@@ -94,6 +95,7 @@ class Program:
         self._accounts = [Program(endpoint, prefix, tls=tls, accounts=[each]) for each in accounts[1:]]
         self._prefix = prefix
         self._tls = tls
+        self._receive_s = 0.0
         self.receive_errors: list[str] = []
 
     # --- clients -----------------------------------------------------------------------------------
@@ -143,6 +145,7 @@ class Program:
         """Receive messages until the time is over. A call that failed is repeated."""
         end_s = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < end_s:
+            self._receive_s = time.time()
             try:
                 messages = consumer.receive(16, _INVISIBLE_S) or ()
             except Exception as error:
@@ -223,11 +226,11 @@ class Program:
         deliveries = Deliveries()
         with self._simple("simple") as consumer:
             for count, message in enumerate(self._received(consumer), 1):
-                body, delivery = message.body.decode(), deliveries.add(message)
+                body, delivery = message.body.decode(), deliveries.add(message, self._receive_s)
                 if body == "acked" or delivery > 1:
                     consumer.ack(message)
                 elif body == "changed":
-                    consumer.change_invisible_duration(message, 2)
+                    consumer.change_invisible_duration(message, _CHANGED_S)
                 if count == 5:
                     break
         return {"deliveries": deliveries.wait(0)}
@@ -258,7 +261,7 @@ class Program:
     def recall(self) -> dict:
         sent = []
         with self._producer("recall") as producer, self._simple("recall") as consumer:
-            for body, seconds in (("recalled", 5), ("kept", 6)):
+            for body, seconds in (("recalled", 9), ("kept", 10)):
                 message = self._message("recall", body)
                 message.delivery_timestamp = int(time.time()) + seconds
                 sent.append(producer.send(message))

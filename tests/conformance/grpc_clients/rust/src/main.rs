@@ -219,12 +219,13 @@ impl Program {
         let mut first: HashMap<String, Instant> = HashMap::new();
         let start = Instant::now();
         while deliveries.len() < 5 && start.elapsed() < TIMEOUT {
+            let call = Instant::now();
             match consumer.receive_with(self.topic("simple"), &all(), 16, INVISIBLE).await {
                 Ok(messages) => {
                     for message in messages {
                         let body = body(&message);
                         let again = first.contains_key(&body);
-                        let after = first.entry(body.clone()).or_insert_with(Instant::now).elapsed().as_millis() as u64;
+                        let after = first.entry(body.clone()).or_insert(call).elapsed().as_millis() as u64;
                         deliveries
                             .push(json!({"body": body, "attempt": message.delivery_attempt(), "after_ms": after}));
                         if again || body == "acked" {
