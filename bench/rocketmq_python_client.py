@@ -39,7 +39,7 @@ def peer(folder: Path) -> Iterator[NameServer]:
 
 def rocketmq_rate(name_server: NameServer) -> float:
     """Return the messages per second of RocketMQ's Python client. The proxy runs only for this measurement."""
-    with Proxy(name_server) as proxy:
+    with Proxy(name_server, for_speed=True) as proxy:
         arguments = (proxy.address, _TOPIC, str(len(BODY)), str(_ROUND_SECONDS), str(_ROUNDS))
         with python_program("throughput", *arguments) as lines:
             return median(float(line) for line in lines)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
+from bench.peer.fetch import fetch
 from bench.peer.jvm import PeerError, command_line, lines
 
 
@@ -290,6 +291,43 @@ class SpringApp(JavaProcess):
     def received(self, listener: str, count: int, timeout_ms: int) -> list[dict[str, Any]]:
         """Return the messages that a listener received when there are *count* of them, or after the timeout."""
         return list(self.call("received", listener=listener, count=count, timeout_ms=timeout_ms))
+
+
+class SpringV5App(JavaProcess):
+    """An application of RocketMQ's Spring starter for version 5: see ``java/spring5/``. Commands call its template.
+
+    Its producer and its simple consumer use plain text, its listeners TLS: their annotation has no setting for it.
+
+    Args:
+        endpoint: ``host:port`` of a gRPC service that accepts both.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(
+            "spring-v5",
+            "SpringV5App",
+            f"--rocketmq.producer.endpoints={endpoint}",
+            "--rocketmq.producer.topic=v5-transactions",
+            "--rocketmq.producer.ssl-enabled=false",
+            "--rocketmq.producer.request-timeout=10",
+            f"--rocketmq.simple-consumer.endpoints={endpoint}",
+            "--rocketmq.simple-consumer.consumer-group=v5-received-group",
+            "--rocketmq.simple-consumer.topic=v5-received",
+            "--rocketmq.simple-consumer.tag=*",
+            "--rocketmq.simple-consumer.ssl-enabled=false",
+            f"--rocketmq.push-consumer.endpoints={endpoint}",
+            "--spring.main.banner-mode=off",
+            "--logging.level.root=warn",
+        )
+
+    def received(self, listener: str, count: int, timeout_ms: int) -> list[dict[str, Any]]:
+        """Return the messages that a listener received when there are *count* of them, or after the timeout."""
+        return list(self.call("received", listener=listener, count=count, timeout_ms=timeout_ms))
+
+
+def fetch_spring_v5() -> str | None:
+    """Fetch the packages of `SpringV5App` if they are missing. Return the reason if that fails."""
+    return fetch("spring-v5", "RocketMQ's Spring starter for version 5")
 
 
 def _text(body: bytes) -> str:

@@ -59,6 +59,7 @@ _PROGRAMS = {
     "4.9.8": Program("client-4", ("guarded", "commands", "client", "four")),
     "4.9.7": Program("rocketmq-4", ("guarded", "tools")),
     "spring": Program("spring", ("commands", "spring")),
+    "spring-v5": Program("spring-v5", ("commands", "spring5")),
     "stream": Program("spring-cloud-stream", ("stream",)),
     "proxy": Program("proxy", ("guarded", "proxy")),
     "grpc": Program("grpc-client", ("guarded", "grpc")),

@@ -1,4 +1,4 @@
-"""The broker contract over gRPC: with our own server, and with Apache RocketMQ 5.5.0 and its proxy in LOCAL mode.
+"""The broker contract over gRPC: with our own server, and with Apache RocketMQ 5.5.0 and its proxy in both modes.
 
 The protocol creates no topics and groups, and reads no queues. The tests do that with the remoting protocol, beside the
 broker under test.
@@ -47,6 +47,7 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from tests.conformance.grpc_clients.servers import (
     Administrator,
     GrpcServer,
+    cluster_proxy,
     guarded_proxy,
     local_proxy,
 )
@@ -99,6 +100,7 @@ class AdministeredBroker(GrpcBroker):
         self.beside = RemoteBroker(RemoteSettings(name_servers=(server.address,), offset_path=folder))
         self.topics = list(topics)
         self.has_order = False
+        self.topic_type = "MIXED"
 
     def start(self) -> None:
         self.beside.start()
@@ -110,7 +112,7 @@ class AdministeredBroker(GrpcBroker):
 
     def create_topic(self, topic: str, queue_count: int = 4) -> None:
         with Administrator(self._server) as administrator:
-            administrator.create_topic(topic, "MIXED", queues=queue_count)
+            administrator.create_topic(topic, self.topic_type, queues=queue_count)
         self.topics.append(topic)
         self._client.routes.forget(topic)
 
@@ -196,6 +198,12 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def proxy_of_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
+    with cluster_proxy(tmp_path_factory.mktemp("cluster"), {"timerFlushIntervalMs": 10_000}) as server:
+        yield server
+
+
 @contextmanager
 def connected(proxy: GrpcServer, folder: Path, topics: Sequence[str] = ()) -> Iterator[AdministeredBroker]:
     with AdministeredBroker(proxy, folder, topics) as broker:
@@ -230,6 +238,8 @@ class _OverGrpc(
         def connect(topics: Sequence[str] = ()) -> Broker:
             broker = AdministeredBroker(server, tmp_path, topics)
             broker.has_order = name.endswith(("do_not_block_others", "later_ones_of_its_key"))
+            if "checked" in name:  # A proxy in CLUSTER mode sends checks for topics of this type only.
+                broker.topic_type = "TRANSACTION"
             broker.start()
             return broker
 
@@ -269,6 +279,16 @@ class TestRocketMQsProxy(_OverGrpc):
     @pytest.fixture
     def early_ms(self) -> int:
         return EARLY_MS
+
+
+@pytest.mark.conformance
+@pytest.mark.thorough
+class TestRocketMQsProxyInClusterMode(TestRocketMQsProxy):
+    """The proxy has a process of its own, beside the broker."""
+
+    @pytest.fixture
+    def server(self, proxy_of_cluster: GrpcServer) -> GrpcServer:
+        return proxy_of_cluster
 
 
 # --- beyond the contract --------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Programs with RocketMQ's gRPC clients: how they are built and run, and which cases they have.
 
-A program is called with ``ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]``. It runs the cases, named with
+A program is called with ``ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...``. It runs the cases, named with
 commas between them, one after the other, and prints an object of JSON for each: ``case``, and what the case returns, or
 ``error`` if it failed. A case uses the topic ``PREFIXcase`` and the group ``PREFIXcase-group``, and a simple consumer
 that acknowledges each message if nothing else is said:
@@ -13,8 +13,8 @@ that acknowledges each message if nothing else is said:
 - ``transaction``: ``committed`` is committed, ``rolled back`` is rolled back, and ``checked`` is left open, until the
   checker commits it. ``received`` (sorted bodies), ``checked`` (bodies).
 - ``simple``: receive three messages, invisible for ten seconds. Acknowledge ``acked``, make ``changed`` visible after
-  two seconds, and let ``expires`` expire; acknowledge both at their second delivery. ``deliveries`` (body, attempt,
-  after_ms since the first delivery of the body).
+  15 more seconds (a client that cannot lets it expire, too), and let ``expires`` expire; acknowledge both at their
+  second delivery. ``deliveries`` (body, attempt, after_ms since the start of the call that first received the body).
 - ``push``: a push consumer always fails for ``fails always`` and at the first delivery for ``fails once``, not for
   ``ok``. ``deliveries`` as above. Its group has three attempts.
 - ``filter``: consumers of the groups ``PREFIXfilter-tags-group`` and ``PREFIXfilter-sql-group`` select the tags
@@ -22,6 +22,12 @@ that acknowledges each message if nothing else is said:
   and ``c`` (``late``, 500). ``tags`` and ``sql`` (sorted bodies).
 - ``recall``: send the delayed messages ``recalled`` and ``kept``, and recall the first. ``sent`` and ``recalled`` (its
   message ID), ``received`` (bodies).
+- ``rights``: for each account of the arguments, send a message and receive one. ``outcomes`` (``send`` and ``receive``:
+  "ok", or the error).
+- ``offer`` and ``take``, of the Java program only: send ``plain`` (tag ``paid``, keys ``k-1`` and ``k-2``, properties
+  ``color`` and ``größe``), ``large`` (a body of 120,000 bytes), ``ordered`` (message group ``g-1``) and ``delayed`` to
+  the topic ``PREFIXshared``; receive four messages of it. ``sent`` (message IDs), ``deliver_ms``; ``received`` (id,
+  body, tag, keys, properties, group, received_ms).
 
 Calls of ``receive`` that failed are repeated; ``receive_errors`` has their texts.
 
@@ -52,11 +58,13 @@ from tests.conformance.client_programs import (
     fetch_client,
     require,
 )
-from tests.conformance.grpc_clients.servers import Administrator, GrpcServer
+from tests.conformance.grpc_clients.servers import OWN, Administrator, GrpcServer
 
 CASES = ("normal", "fifo", "delay", "transaction", "simple", "push", "filter", "recall")
+"""Cases that run one after the other in one run of a program, without an account and TLS."""
 _FOLDER = Path(__file__).parent
 _TIMEOUT_S = 900
+_PROTOCOL_LACKS = {"level": "the protocol has times only (definition.proto: SystemProperties.delivery_timestamp)"}
 _TOPIC_TYPES = {"fifo": "FIFO", "delay": "DELAY", "recall": "DELAY", "transaction": "TRANSACTION"}
 
 
@@ -67,9 +75,9 @@ class GrpcClient:
     Attributes:
         package: Name of the client in the registry of its language, with its version.
         command: Build the program, and return its command line without arguments.
-        lacks: Case -> reason why the client cannot do it.
-        fails: Case -> reason why the client fails in it with RocketMQ's proxy.
-        fails_here: Case -> reason why the client fails in it with this project's server, too.
+        lacks: Cell of the matrix -> what the client lacks, with the line of its sources that shows it.
+        fails: Cell -> reason why the client fails in it with RocketMQ's proxy.
+        fails_here: Cell -> reason why the client fails in it with this project's server, too.
     """
 
     package: str
@@ -78,9 +86,13 @@ class GrpcClient:
     fails: Mapping[str, str] = field(default_factory=dict)
     fails_here: Mapping[str, str] = field(default_factory=dict)
 
-    def failure(self, case: str, server_name: str) -> str:
-        """Return the reason why the client fails in a case with a server, or an empty text."""
-        return (self.fails_here if server_name == "mqtemplate" else self.fails).get(case, "")
+    def missing(self, cell: str) -> str:
+        """Return what the client lacks for a cell, or an empty text."""
+        return _PROTOCOL_LACKS.get(cell) or self.lacks.get(cell, "")
+
+    def failure(self, cell: str, server_name: str) -> str:
+        """Return the reason why the client fails in a cell with a server, or an empty text."""
+        return (self.fails_here if server_name == OWN else self.fails).get(cell, "")
 
     def cases(self) -> list[str]:
         """Return the cases of its program."""
@@ -146,7 +158,7 @@ CLIENTS = {
     "go": GrpcClient(
         "github.com/apache/rocketmq-clients/golang/v5 v5.1.3",
         go_program,
-        lacks={"recall": "the Go client 5.1.3 has no recall"},
+        lacks={"recall": "its Producer has no recall (golang/producer.go:34)"},
     ),
     "node": GrpcClient("rocketmq-client-nodejs 1.0.8", node_program),
     "python": GrpcClient(python_client.CLIENT, python_program),
@@ -154,10 +166,10 @@ CLIENTS = {
         "rocketmq 5.0.0",
         rust_program,
         lacks={
-            "simple": "the Rust client 5.0.0 cannot change the invisible time",
-            "push": "the Rust client 5.0.0 has no push consumer",
-            "recall": "the Rust client 5.0.0 has no recall",
-            "tls": "the Rust client 5.0.0 has no settings for TLS",
+            "change": "its SimpleConsumer has `receive`, `receive_with` and `ack` only (src/simple_consumer.rs:117)",
+            "push": "it exports Producer and SimpleConsumer only (src/lib.rs:123)",
+            "recall": "its Producer sends only (src/producer.rs:230)",
+            "tls": "it leaves out the configuration of TLS (src/session.rs:208)",
         },
     ),
 }
@@ -184,7 +196,7 @@ def run_cases(
     cases: Sequence[str],
     *,
     tls: bool = False,
-    account: Credentials | None = None,
+    accounts: Sequence[Credentials] = (),
 ) -> dict[str, dict[str, Any]]:
     """Run cases of a client of `CLIENTS`, and return what each printed.
 
@@ -192,7 +204,7 @@ def run_cases(
         ClientUnavailableError: The toolchain is missing.
         ClientProgramError: The program could not be built, or did not print a case.
     """
-    keys = [account.access_key, account.secret_key] if account else []
+    keys = [key for account in accounts for key in (account.access_key, account.secret_key)]
     transport = "tls" if tls else "plain"
     command = [*CLIENTS[name].command(), server.endpoint, prefix, ",".join(cases), transport, *keys]
     with scratch_home(f"grpc-{name}") as home:

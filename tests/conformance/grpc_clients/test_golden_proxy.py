@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout
 
 GOLDEN = Path(__file__).parents[2] / "server" / "grpc_api" / "golden_proxy.json"
 _UPDATE = "UPDATE_GOLDEN_PROXY"
+EITHER = {"ReceiveMessage: no wait time": {40401, "DEADLINE_EXCEEDED"}}
+"""Calls with two possible answers: the proxy waits until the deadline, and the client receives what comes first."""
 
 
 def test_the_proxy_answers_as_recorded(tmp_path: Path) -> None:
@@ -31,7 +33,9 @@ def test_the_proxy_answers_as_recorded(tmp_path: Path) -> None:
     if os.environ.get(_UPDATE) == "1":
         _write(answers)
     recorded = {f"{each['call']}: {each['input']}": each["code"] for each in json.loads(GOLDEN.read_text())}
-    assert {name: answer.code for name, answer in answers.items()} == recorded
+    found = {name: answer.code for name, answer in answers.items()}
+    assert {name: found.pop(name) in codes for name, codes in EITHER.items()} == dict.fromkeys(EITHER, True)
+    assert found == {name: code for name, code in recorded.items() if name not in EITHER}
 
 
 def _write(answers: dict[str, Answer]) -> None:

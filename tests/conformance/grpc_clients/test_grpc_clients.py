@@ -1,6 +1,7 @@
 """RocketMQ's gRPC clients, unmodified: each does the same cases with this project's server and RocketMQ's proxy.
 
-Without the toolchain of a client its tests are skipped. With ``REAL_ROCKETMQ=1`` they run with RocketMQ's proxy, too.
+Without the toolchain of a client its tests are skipped. With ``REAL_ROCKETMQ=1`` they run with RocketMQ's proxy in both
+modes, too. Each test shows a cell of `tests.conformance.grpc_clients.matrix`, or several.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ import pytest
 
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting import Credentials
 from tests.conformance.client_programs import ClientUnavailableError
+from tests.conformance.grpc_clients.accounts import RIGHTS_CASE, USERS
 from tests.conformance.grpc_clients.programs import CLIENTS, create_topics, run_cases
-from tests.conformance.grpc_clients.servers import GrpcServer
-from tests.conformance.servers import ACCOUNT
+from tests.conformance.grpc_clients.servers import OWN, GrpcServer
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.conformance, pytest.mark.thorough, pytest.mark.timeout(3_000)]  # with the builds
+_INVISIBLE_MS = 10_000
+"""Invisible time with which the programs receive."""
+_CHANGED_MS = 15_000
+"""Invisible time that they set for one message."""
+_ROUNDING_MS = 10
+"""Servers round the time of a delivery down, and clients their times."""
 
 
 class Run(NamedTuple):
@@ -30,16 +36,13 @@ class Run(NamedTuple):
     server: GrpcServer
     results: dict[str, dict[str, Any]]
 
-    def result(self, case: str) -> dict[str, Any]:
+    def result(self, case: str, cell: str = "") -> dict[str, Any]:
         """Return what a case printed, or skip or expect a failure for the reason that `CLIENTS` has."""
-        client = CLIENTS[self.client]
-        if reason := client.lacks.get(case):
-            pytest.skip(reason)
+        _require(self.client, cell or case)
         found = self.results[case]
-        if "error" in found and (reason := client.failure(case, self.server_name)):
-            pytest.xfail(f"{reason}: {found['error']}")
+        _expect_failure(self.client, self.server_name, cell or case, found)
         assert "error" not in found, found["error"]
-        if self.server_name == "mqtemplate":
+        if self.server_name == OWN:
             assert found["receive_errors"] == []
         return found
 
@@ -82,6 +85,7 @@ def _is_whole(found: dict[str, Any]) -> bool:
     return bool(found["received"] == expected)
 
 
+@pytest.mark.cell("normal")
 def test_a_message_arrives_as_it_was_sent(run: Run) -> None:
     """With its body, tag, keys, property and message ID."""
     found = run.result("normal")
@@ -89,6 +93,7 @@ def test_a_message_arrives_as_it_was_sent(run: Run) -> None:
     assert _is_whole(found), found
 
 
+@pytest.mark.cell("fifo")
 def test_messages_of_a_group_arrive_in_their_order(run: Run) -> None:
     received = run.result("fifo")["received"]
 
@@ -96,6 +101,7 @@ def test_messages_of_a_group_arrive_in_their_order(run: Run) -> None:
         assert [body for body in received if body[0] == group] == [f"{group} {number}" for number in range(4)]
 
 
+@pytest.mark.cell("delay")
 def test_a_delayed_message_is_not_early(run: Run) -> None:
     found = run.result("delay")
 
@@ -103,6 +109,7 @@ def test_a_delayed_message_is_not_early(run: Run) -> None:
     assert found["received_ms"] >= found["deliver_ms"]
 
 
+@pytest.mark.cell("transaction")
 def test_transactions_are_committed_rolled_back_and_checked(run: Run) -> None:
     """A message whose transaction is left open arrives after a check."""
     found = run.result("transaction")
@@ -111,7 +118,13 @@ def test_transactions_are_committed_rolled_back_and_checked(run: Run) -> None:
     assert set(found["checked"]) == {"checked"}
 
 
-def test_a_simple_consumer_acknowledges_changes_and_lets_expire(run: Run) -> None:
+@pytest.mark.cell("level")
+def test_a_level_delays_a_message(run: Run) -> None:
+    run.result("delay", "level")
+
+
+@pytest.mark.cell("simple")
+def test_a_simple_consumer_acknowledges_and_lets_expire(run: Run) -> None:
     """Only what is not acknowledged comes again, when it becomes visible and not before."""
     deliveries = run.result("simple")["deliveries"]
 
@@ -122,11 +135,24 @@ def test_a_simple_consumer_acknowledges_changes_and_lets_expire(run: Run) -> Non
         ("expires", 1),
         ("expires", 2),
     ]
-    after_ms = {each["body"]: each["after_ms"] for each in deliveries if each["attempt"] == 2}
-    assert 2_000 <= after_ms["changed"] < after_ms["expires"]
-    assert after_ms["expires"] >= 10_000 - 500  # from the receive call; the first delivery is counted some time later
+    assert _second_after_ms(deliveries, "expires") >= _INVISIBLE_MS - _ROUNDING_MS
 
 
+@pytest.mark.cell("change")
+def test_a_simple_consumer_changes_the_invisible_time(run: Run) -> None:
+    """The message comes again after the new time, which is longer."""
+    deliveries = run.result("simple", "change")["deliveries"]
+
+    assert _second_after_ms(deliveries, "changed") >= _CHANGED_MS - _ROUNDING_MS
+
+
+def _second_after_ms(deliveries: list[dict[str, Any]], body: str) -> int:
+    """Return the time from the call that received a message to its second delivery."""
+    [found] = [each["after_ms"] for each in deliveries if each["body"] == body and each["attempt"] == 2]
+    return int(found)
+
+
+@pytest.mark.cell("push")
 def test_a_push_consumer_retries_until_the_message_is_a_dead_letter(run: Run, tmp_path: Path) -> None:
     found = run.result("push")
 
@@ -155,13 +181,17 @@ def _assert_dead_letter(run: Run, tmp_path: Path) -> None:
         eventually(lambda: bodies() == [b"fails always"], "the message is a dead letter")
 
 
-def test_tags_and_properties_select_messages(run: Run) -> None:
-    found = run.result("filter")
-
-    assert found["tags"] == ["a", "c"]
-    assert found["sql"] == ["b", "c"]
+@pytest.mark.cell("tags")
+def test_tags_select_messages(run: Run) -> None:
+    assert run.result("filter", "tags")["tags"] == ["a", "c"]
 
 
+@pytest.mark.cell("sql")
+def test_properties_select_messages(run: Run) -> None:
+    assert run.result("filter", "sql")["sql"] == ["b", "c"]
+
+
+@pytest.mark.cell("recall")
 def test_a_recalled_message_does_not_arrive(run: Run) -> None:
     found = run.result("recall")
 
@@ -172,6 +202,7 @@ def test_a_recalled_message_does_not_arrive(run: Run) -> None:
 # --- transports and accounts ---------------------------------------------------------------------------
 
 
+@pytest.mark.cell("tls")
 def test_a_client_with_tls_sends_and_receives(client: str, server_name: str, open_server: GrpcServer) -> None:
     _require(client, "tls")
     prefix = f"{client}-tls-"
@@ -183,34 +214,38 @@ def test_a_client_with_tls_sends_and_receives(client: str, server_name: str, ope
     assert _is_whole(found), found
 
 
-def test_a_client_with_an_account_sends_and_receives(client: str, server_name: str, guarded_server: GrpcServer) -> None:
-    _require(client, "account")
-    prefix = f"{client}-account-"
-    create_topics(guarded_server, prefix, ["normal"])
-
-    found = run_cases(client, guarded_server, prefix, ["normal"], account=ACCOUNT)["normal"]
-
-    _expect_failure(client, server_name, "account", found)
-    assert _is_whole(found), found
-
-
-def test_a_wrong_secret_key_is_refused(client: str, guarded_server: GrpcServer) -> None:
-    _require(client, "account")
-    prefix = f"{client}-wrong-"
-    create_topics(guarded_server, prefix, ["normal"])
-    wrong = Credentials(access_key=ACCOUNT.access_key, secret_key="another-secret")
-
-    found = run_cases(client, guarded_server, prefix, ["normal"], account=wrong)["normal"]
-
-    assert "error" in found, found
+@pytest.fixture(scope="session")
+def outcomes(client: str, guarded_server: GrpcServer) -> dict[str, dict[str, str]]:
+    """What a client printed for each of `USERS`, in one run."""
+    prefix = f"{client}-"
+    create_topics(guarded_server, prefix, [RIGHTS_CASE])
+    accounts = [user.credentials for user in USERS.values()]
+    found = run_cases(client, guarded_server, prefix, [RIGHTS_CASE], accounts=accounts)[RIGHTS_CASE]
+    return dict(zip(USERS, found["outcomes"], strict=True))
 
 
-def _require(client: str, ability: str) -> None:
-    """Skip the test if the client lacks an ability."""
-    if reason := CLIENTS[client].lacks.get(ability):
+@pytest.mark.cell
+@pytest.mark.parametrize("user", USERS)
+def test_an_account_may_do_what_its_rights_permit(
+    client: str, server_name: str, outcomes: dict[str, dict[str, str]], user: str
+) -> None:
+    """Sending needs PUB on the topic, receiving SUB on the topic and on the group."""
+    found = outcomes[user]
+    if reason := CLIENTS[client].failure(user, server_name):
+        pytest.xfail(f"{reason}: {found}")
+
+    assert {call: found[call] == "ok" for call in ("send", "receive")} == {
+        "send": USERS[user].sends,
+        "receive": USERS[user].receives,
+    }, found
+
+
+def _require(client: str, cell: str) -> None:
+    """Skip the test if the client lacks what a cell needs."""
+    if reason := CLIENTS[client].missing(cell):
         pytest.skip(reason)
 
 
-def _expect_failure(client: str, server_name: str, case: str, found: dict[str, Any]) -> None:
-    if "error" in found and (reason := CLIENTS[client].failure(case, server_name)):
+def _expect_failure(client: str, server_name: str, cell: str, found: dict[str, Any]) -> None:
+    if "error" in found and (reason := CLIENTS[client].failure(cell, server_name)):
         pytest.xfail(f"{reason}: {found['error']}")

@@ -1,10 +1,12 @@
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.function.Predicate;
 import java.util.stream.Collectors;
@@ -31,27 +33,36 @@ import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 /**
  * Cases of the conformance tests with RocketMQ's gRPC client. The module tests.conformance.grpc_clients.programs has the list.
  *
- * Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+ * Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
  */
 public final class Cases {
     private static final long TIMEOUT_NS = 90_000_000_000L;
+    /** Messages that one call of `take` receives. */
+    private static final int SHARED = 4;
     private static final Duration AWAIT = Duration.ofSeconds(5);
     private static final Duration INVISIBLE = Duration.ofSeconds(10);
+    private static final Duration CHANGED = Duration.ofSeconds(15);
 
     private final ClientServiceProvider provider = ClientServiceProvider.loadService();
     private final ClientConfiguration configuration;
     private final String prefix;
+    private final List<Cases> accounts = new ArrayList<>();
     private final List<String> receiveErrors = new ArrayList<>();
+    private long receiveNs; // start of the last call of receive
 
     private Cases(String endpoint, String prefix, boolean tls, String[] keys) {
         ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints(endpoint).enableSsl(tls);
-        if (keys.length == 2) builder.setCredentialProvider(new StaticSessionCredentialsProvider(keys[0], keys[1]));
+        if (keys.length > 0) builder.setCredentialProvider(new StaticSessionCredentialsProvider(keys[0], keys[1]));
         this.configuration = builder.build();
         this.prefix = prefix;
+        if (keys.length == 2) this.accounts.add(this);
+        for (int i = 0; keys.length > 2 && i < keys.length; i += 2) {
+            this.accounts.add(new Cases(endpoint, prefix, tls, new String[] {keys[i], keys[i + 1]}));
+        }
     }
 
     public static void main(String[] args) {
-        String[] keys = args.length > 4 ? new String[] {args[4], args[5]} : new String[0];
+        String[] keys = Arrays.copyOfRange(args, 4, args.length);
         Cases cases = new Cases(args[0], args[1], args[3].equals("tls"), keys);
         for (String name : args[2].split(",")) {
             Map<String, Object> result = new HashMap<>();
@@ -78,6 +89,9 @@ public final class Cases {
             case "push": return push();
             case "filter": return filter();
             case "recall": return recall();
+            case "rights": return rights();
+            case "offer": return offer();
+            case "take": return take();
             default: throw new IllegalArgumentException("no such case: " + name);
         }
     }
@@ -108,6 +122,7 @@ public final class Cases {
         long end = System.nanoTime() + TIMEOUT_NS;
         while (System.nanoTime() < end) {
             List<MessageView> messages;
+            receiveNs = System.nanoTime();
             try {
                 messages = consumer.receive(16, INVISIBLE);
             } catch (ClientException error) {
@@ -141,7 +156,7 @@ public final class Cases {
         try (PushConsumer consumer = provider.newPushConsumerBuilder().setClientConfiguration(configuration)
             .setConsumerGroup(prefix + name + "-group")
             .setSubscriptionExpressions(Collections.singletonMap(prefix + name, FilterExpression.SUB_ALL))
-            .setMessageListener(view -> fails.test(deliveries.add(view)) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS).build()) {
+            .setMessageListener(view -> fails.test(deliveries.add(view, System.nanoTime())) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS).build()) {
             deliveries.await(count);
         }
         return deliveries;
@@ -221,9 +236,9 @@ public final class Cases {
         Deliveries deliveries = new Deliveries();
         try (SimpleConsumer consumer = consumer("simple")) {
             receive(consumer, message -> {
-                Delivery delivery = deliveries.add(message);
+                Delivery delivery = deliveries.add(message, receiveNs);
                 if (delivery.body.equals("acked") || delivery.number > 1) consumer.ack(message);
-                else if (delivery.body.equals("changed")) consumer.changeInvisibleDuration(message, Duration.ofSeconds(2));
+                else if (delivery.body.equals("changed")) consumer.changeInvisibleDuration(message, CHANGED);
                 return deliveries.count() == 5;
             });
         }
@@ -260,11 +275,82 @@ public final class Cases {
     private Map<String, Object> recall() throws Exception {
         try (Producer producer = producer("recall", null); SimpleConsumer consumer = consumer("recall")) {
             long now = System.currentTimeMillis();
-            SendReceipt sent = producer.send(message("recall", "recalled").setDeliveryTimestamp(now + 4_000).build());
-            producer.send(message("recall", "kept").setDeliveryTimestamp(now + 5_000).build());
+            SendReceipt sent = producer.send(message("recall", "recalled").setDeliveryTimestamp(now + 8_000).build());
+            producer.send(message("recall", "kept").setDeliveryTimestamp(now + 9_000).build());
             String recalled = producer.recallMessage(prefix + "recall", sent.getRecallHandle()).getMessageId().toString();
             List<String> received = bodies(receiveAndAcknowledge(consumer, 1));
             return Map.of("sent", sent.getMessageId().toString(), "recalled", recalled, "received", received);
+        }
+    }
+
+    private Map<String, Object> offer() throws Exception {
+        long deliverMs = System.currentTimeMillis() + 3_000;
+        Map<String, Object> sent = new HashMap<>();
+        try (Producer producer = producer("shared", null)) {
+            Message plain = message("shared", "plain").setTag("paid").setKeys("k-1", "k-2").addProperty("color", "red")
+                .addProperty("größe", "2 m").build();
+            sent.put("plain", producer.send(plain).getMessageId().toString());
+            sent.put("large", producer.send(message("shared", "large ".repeat(20_000)).build()).getMessageId().toString());
+            sent.put("ordered", producer.send(message("shared", "ordered").setMessageGroup("g-1").build()).getMessageId().toString());
+            Message delayed = message("shared", "delayed").setDeliveryTimestamp(deliverMs).build();
+            sent.put("delayed", producer.send(delayed).getMessageId().toString());
+        }
+        return Map.of("sent", sent, "deliver_ms", deliverMs);
+    }
+
+    private Map<String, Object> take() throws Exception {
+        List<Map<String, Object>> received = new ArrayList<>();
+        try (SimpleConsumer consumer = consumer("shared")) {
+            receive(consumer, message -> {
+                Map<String, Object> found = new HashMap<>();
+                found.put("id", message.getMessageId().toString());
+                found.put("body", body(message));
+                found.put("tag", message.getTag().orElse(null));
+                found.put("keys", message.getKeys().stream().sorted().collect(Collectors.toList()));
+                found.put("properties", message.getProperties());
+                found.put("group", message.getMessageGroup().orElse(null));
+                found.put("received_ms", System.currentTimeMillis());
+                received.add(found);
+                consumer.ack(message);
+                return received.size() == SHARED;
+            });
+        }
+        return Map.of("received", received);
+    }
+
+    private Map<String, Object> rights() throws Exception {
+        List<CompletableFuture<Map<String, Object>>> outcomes = accounts.stream()
+            .map(each -> CompletableFuture.supplyAsync(each::outcomes, command -> new Thread(command).start())).collect(Collectors.toList());
+        List<Map<String, Object>> found = new ArrayList<>();
+        for (CompletableFuture<Map<String, Object>> each : outcomes) found.add(each.get());
+        return Map.of("outcomes", found);
+    }
+
+    private Map<String, Object> outcomes() {
+        return Map.of("send", outcome(() -> {
+            try (Producer producer = producer("rights", null)) {
+                producer.send(message("rights", "hello").build());
+            }
+        }), "receive", outcome(() -> {
+            try (SimpleConsumer consumer = consumer("rights")) {
+                for (MessageView message : consumer.receive(1, INVISIBLE)) consumer.ack(message);
+            }
+        }));
+    }
+
+    private interface Call {
+        void run() throws Exception;
+    }
+
+    /** "ok", or the errors of a call and of its causes. */
+    private static String outcome(Call call) {
+        try {
+            call.run();
+            return "ok";
+        } catch (Exception error) {
+            List<String> texts = new ArrayList<>();
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) texts.add(cause.toString());
+            return String.join("; ", texts);
         }
     }
 
@@ -285,11 +371,11 @@ public final class Cases {
         private final List<Map<String, Object>> found = new ArrayList<>();
         private final Map<String, Long> firstNs = new HashMap<>();
 
-        synchronized Delivery add(MessageView message) {
+        /** Add a delivery by a call that started at `startNs`. */
+        synchronized Delivery add(MessageView message, long startNs) {
             String body = body(message);
-            long now = System.nanoTime();
-            Long first = firstNs.putIfAbsent(body, now);
-            long afterMs = first == null ? 0 : (now - first) / 1_000_000;
+            Long first = firstNs.putIfAbsent(body, startNs);
+            long afterMs = first == null ? 0 : (System.nanoTime() - first) / 1_000_000;
             found.add(Map.of("body", body, "attempt", message.getDeliveryAttempt(), "after_ms", afterMs));
             notifyAll();
             return new Delivery(body, (int) found.stream().filter(each -> each.get("body").equals(body)).count());

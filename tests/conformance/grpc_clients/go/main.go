@@ -1,7 +1,7 @@
 // Cases of the conformance tests with RocketMQ's gRPC client for Go. The module tests.conformance.grpc_clients.programs
 // has the list.
 //
-// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 package main
 
 import (
@@ -22,6 +22,8 @@ const (
 	timeout   = 90 * time.Second
 	await     = 5 * time.Second
 	invisible = 10 * time.Second
+	changed   = 15 * time.Second
+	refused   = 30 * time.Second // a client that has not started by then is refused
 )
 
 type result map[string]interface{}
@@ -30,6 +32,7 @@ type program struct {
 	endpoint, prefix string
 	credentials      credentials.SessionCredentials
 	receiveErrors    []string
+	receiveStart     time.Time // of the last call of Receive
 }
 
 func main() {
@@ -41,7 +44,7 @@ func main() {
 	}
 	cases := map[string]func() (result, error){
 		"normal": p.normal, "fifo": p.fifo, "delay": p.delay, "transaction": p.transaction,
-		"simple": p.simple, "push": p.push, "filter": p.filter,
+		"simple": p.simple, "push": p.push, "filter": p.filter, "rights": p.rights,
 	}
 	for _, name := range strings.Split(os.Args[3], ",") {
 		p.receiveErrors = []string{}
@@ -105,6 +108,7 @@ func send(producer rocketmq.Producer, message *rocketmq.Message) (*rocketmq.Send
 // receive receives messages until one is the last, or the time is over.
 func (p *program) receive(consumer rocketmq.SimpleConsumer, isLast func(*rocketmq.MessageView) (bool, error)) error {
 	for end := time.Now().Add(timeout); time.Now().Before(end); {
+		p.receiveStart = time.Now()
 		messages, err := consumer.Receive(context.Background(), 16, invisible)
 		if err != nil && !isNoMessage(err) {
 			p.receiveErrors = append(p.receiveErrors, err.Error())
@@ -141,7 +145,7 @@ func (p *program) receiveAndAcknowledge(consumer rocketmq.SimpleConsumer, count 
 func (p *program) consume(name string, count int, fails func(body string, number int) bool) (*deliveries, error) {
 	found := newDeliveries()
 	consume := func(message *rocketmq.MessageView) rocketmq.ConsumerResult {
-		if fails(string(message.GetBody()), found.add(message)) {
+		if fails(string(message.GetBody()), found.add(message, time.Now())) {
 			return rocketmq.FAILURE
 		}
 		return rocketmq.SUCCESS
@@ -312,11 +316,11 @@ func (p *program) simple() (result, error) {
 	found := newDeliveries()
 	err = p.receive(consumer, func(message *rocketmq.MessageView) (bool, error) {
 		var err error
-		number, body := found.add(message), string(message.GetBody())
+		number, body := found.add(message, p.receiveStart), string(message.GetBody())
 		if body == "acked" || number > 1 {
 			err = consumer.Ack(context.Background(), message)
 		} else if body == "changed" {
-			err = consumer.ChangeInvisibleDuration(message, 2*time.Second)
+			err = consumer.ChangeInvisibleDuration(message, changed)
 		}
 		return len(found.all) == 5, err
 	})
@@ -375,6 +379,65 @@ func (p *program) selected(group string, expression *rocketmq.FilterExpression) 
 	return sortedBodies(messages), err
 }
 
+func (p *program) rights() (result, error) {
+	outcomes := make([]result, (len(os.Args)-5)/2)
+	var group sync.WaitGroup
+	for at := range outcomes {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			account := credentials.SessionCredentials{AccessKey: os.Args[5+2*at], AccessSecret: os.Args[6+2*at]}
+			user := &program{endpoint: p.endpoint, prefix: p.prefix, credentials: account}
+			sent, received := outcome(user.sendOne), outcome(user.receiveOne)
+			outcomes[at] = result{"send": <-sent, "receive": <-received}
+		}()
+	}
+	group.Wait()
+	return result{"outcomes": outcomes}, nil
+}
+
+func (p *program) sendOne() error {
+	producer, err := p.producer("rights")
+	if err != nil {
+		return err
+	}
+	defer producer.GracefulStop()
+	_, err = send(producer, p.message("rights", "hello"))
+	return err
+}
+
+func (p *program) receiveOne() error {
+	consumer, err := p.consumer("rights", "rights", rocketmq.SUB_ALL)
+	if err != nil {
+		return err
+	}
+	defer consumer.GracefulStop()
+	messages, err := consumer.Receive(context.Background(), 1, invisible)
+	for _, message := range messages {
+		if err := consumer.Ack(context.Background(), message); err != nil {
+			return err
+		}
+	}
+	if isNoMessage(err) {
+		return nil
+	}
+	return err
+}
+
+// outcome starts a call, and gives "ok" or its error. A client that is refused retries to start, without an end.
+func outcome(call func() error) <-chan string {
+	text := make(chan string, 2)
+	go func() {
+		if err := call(); err != nil {
+			text <- err.Error()
+		} else {
+			text <- "ok"
+		}
+	}()
+	time.AfterFunc(refused, func() { text <- "the client does not start" })
+	return text
+}
+
 // --- deliveries --------------------------------------------------------------------------------------------------------
 
 type deliveries struct {
@@ -388,15 +451,15 @@ func newDeliveries() *deliveries {
 	return &deliveries{all: []result{}, first: map[string]time.Time{}, more: make(chan struct{}, 100)}
 }
 
-// add adds a delivery, and returns how often its body was delivered.
-func (d *deliveries) add(message *rocketmq.MessageView) int {
+// add adds a delivery by a call that started at a time, and returns how often its body was delivered.
+func (d *deliveries) add(message *rocketmq.MessageView, start time.Time) int {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
-	body, now := string(message.GetBody()), time.Now()
+	body := string(message.GetBody())
 	if _, ok := d.first[body]; !ok {
-		d.first[body] = now
+		d.first[body] = start
 	}
-	after := now.Sub(d.first[body]).Milliseconds()
+	after := time.Since(d.first[body]).Milliseconds()
 	d.all = append(d.all, result{"body": body, "attempt": message.GetDeliveryAttempt(), "after_ms": after})
 	number := 0
 	for _, each := range d.all {

@@ -1,7 +1,7 @@
 // Cases of the conformance tests with RocketMQ's gRPC client for Node.js. The module
 // tests.conformance.grpc_clients.programs has the list.
 //
-// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+// Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 'use strict';
 
 const { ConsumeResult, FilterExpression, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
@@ -10,14 +10,16 @@ const { FilterType, TransactionResolution } = require('rocketmq-client-nodejs/pr
 const TIMEOUT_MS = 90_000;
 const AWAIT_MS = 5_000;
 const INVISIBLE_MS = 10_000;
-const [endpoint, prefix, names, transport, accessKey, accessSecret] = process.argv.slice(2);
+const CHANGED_MS = 15_000;
+const [endpoint, prefix, names, transport, ...keys] = process.argv.slice(2);
 const common = {
   endpoints: endpoint,
   namespace: '',
   sslEnabled: transport === 'tls',
-  sessionCredentials: accessKey ? { accessKey, accessSecret } : undefined,
+  sessionCredentials: keys.length ? { accessKey: keys[0], accessSecret: keys[1] } : undefined,
 };
 let receiveErrors = [];
+let receiveMs = 0; // start of the last call of receive
 
 // --- clients -----------------------------------------------------------------------------------------------------------
 
@@ -31,13 +33,13 @@ async function using(client, work) {
   }
 }
 
-function producer(name, checker) {
-  return new Producer({ ...common, topics: [prefix + name], checker });
+function producer(name, checker, options = common) {
+  return new Producer({ ...options, topics: [prefix + name], checker });
 }
 
-function consumer(name, group = name, expression = FilterExpression.SUB_ALL) {
+function consumer(name, group = name, expression = FilterExpression.SUB_ALL, options = common) {
   return new SimpleConsumer({
-    ...common,
+    ...options,
     consumerGroup: `${prefix}${group}-group`,
     subscriptions: new Map([[prefix + name, expression]]),
     awaitDuration: AWAIT_MS,
@@ -51,6 +53,7 @@ function message(name, body, options = {}) {
 // Receive messages until the time is over. A call that failed is repeated.
 async function* received(from) {
   for (const end = Date.now() + TIMEOUT_MS; Date.now() < end; ) {
+    receiveMs = Date.now();
     try {
       yield* await from.receive(16, INVISIBLE_MS);
     } catch (error) {
@@ -74,7 +77,7 @@ async function consume(name, count, fails = () => false) {
   const deliveries = new Deliveries();
   const messageListener = {
     async consume(view) {
-      return fails(view.body.toString(), deliveries.add(view)) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
+      return fails(view.body.toString(), deliveries.add(view, Date.now())) ? ConsumeResult.FAILURE : ConsumeResult.SUCCESS;
     },
   };
   const subscriptions = new Map([[prefix + name, FilterExpression.SUB_ALL]]);
@@ -89,12 +92,11 @@ class Deliveries {
   #first = new Map();
   #added = () => {};
 
-  // Add a delivery, and return how often its body was delivered.
-  add(view) {
+  // Add a delivery by a call that started at `startMs`, and return how often its body was delivered.
+  add(view, startMs) {
     const body = view.body.toString();
-    const now = Date.now();
-    if (!this.#first.has(body)) this.#first.set(body, now);
-    this.all.push({ body, attempt: view.deliveryAttempt, after_ms: now - this.#first.get(body) });
+    if (!this.#first.has(body)) this.#first.set(body, startMs);
+    this.all.push({ body, attempt: view.deliveryAttempt, after_ms: Date.now() - this.#first.get(body) });
     this.#added();
     return this.all.filter(each => each.body === body).length;
   }
@@ -179,9 +181,9 @@ const cases = {
     await using(consumer('simple'), async from => {
       for await (const each of received(from)) {
         const body = each.body.toString();
-        const number = deliveries.add(each);
+        const number = deliveries.add(each, receiveMs);
         if (body === 'acked' || number > 1) await from.ack(each);
-        else if (body === 'changed') await from.changeInvisibleDuration(each, 2_000);
+        else if (body === 'changed') await from.changeInvisibleDuration(each, CHANGED_MS);
         if (deliveries.all.length === 5) break;
       }
     });
@@ -215,14 +217,39 @@ const cases = {
   async recall() {
     return await using(producer('recall'), to => using(consumer('recall'), async from => {
       const send = (body, delay) => to.send(message('recall', body, { delay }));
-      const sent = await send('recalled', 5_000);
-      await send('kept', 6_000);
+      const sent = await send('recalled', 9_000);
+      await send('kept', 10_000);
       const recalled = await to.recallMessage(`${prefix}recall`, sent.recallHandle);
       const found = await receiveAndAcknowledge(from, 1);
       return { sent: sent.messageId, recalled: recalled.messageId, received: found.map(each => each.body.toString()) };
     }));
   },
+
+  async rights() {
+    const accounts = [];
+    for (let at = 0; at < keys.length; at += 2) accounts.push({ accessKey: keys[at], accessSecret: keys[at + 1] });
+    const outcomes = async sessionCredentials => {
+      const options = { ...common, sessionCredentials };
+      const send = () => using(producer('rights', undefined, options), to => to.send(message('rights', 'hello')));
+      const receive = () =>
+        using(consumer('rights', 'rights', FilterExpression.SUB_ALL, options), async from => {
+          for (const each of await from.receive(1, INVISIBLE_MS)) await from.ack(each);
+        });
+      return { send: await outcome(send), receive: await outcome(receive) };
+    };
+    return { outcomes: await Promise.all(accounts.map(outcomes)) };
+  },
 };
+
+// Return "ok", or the error of a call.
+async function outcome(call) {
+  try {
+    await call();
+    return 'ok';
+  } catch (error) {
+    return String(error);
+  }
+}
 
 async function main() {
   process.stdin.on('end', () => process.exit(1)).resume();

@@ -1,6 +1,6 @@
 """Cases of the conformance tests with RocketMQ's Python client. `tests.conformance.grpc_clients.programs` has the list.
 
-Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rocketmq import (  # type: ignore[import-not-found]
@@ -31,6 +32,7 @@ from rocketmq.grpc_protocol import FilterType  # type: ignore[import-not-found]
 _TIMEOUT_S = 90
 _AWAIT_S = 5
 _INVISIBLE_S = 10
+_CHANGED_S = 15
 _PAUSE_S = 0.5
 
 
@@ -42,11 +44,11 @@ class Deliveries:
         self._found: list[dict] = []
         self._first_s: dict[str, float] = {}
 
-    def add(self, message: Message) -> int:
-        """Add a delivery, and return how often its body was delivered."""
+    def add(self, message: Message, start_s: float) -> int:
+        """Add a delivery by a call that started at *start_s*, and return how often its body was delivered."""
         body, now_s = message.body.decode(), time.time()
         with self._changed:
-            first_s = self._first_s.setdefault(body, now_s)
+            first_s = self._first_s.setdefault(body, start_s)
             after_ms = int((now_s - first_s) * 1_000)
             self._found.append({"body": body, "attempt": message.delivery_attempt, "after_ms": after_ms})
             self._changed.notify_all()
@@ -70,7 +72,7 @@ class Listener(MessageListener):
         self._fails = fails
 
     def consume(self, message: Message) -> ConsumeResult:
-        delivery = self.deliveries.add(message)
+        delivery = self.deliveries.add(message, time.time())
         return ConsumeResult.FAILURE if self._fails(message.body.decode(), delivery) else ConsumeResult.SUCCESS
 
 
@@ -88,10 +90,12 @@ class Checker(TransactionChecker):
 class Program:
     """The cases, each with clients of its own."""
 
-    def __init__(self, endpoint: str, prefix: str, *, tls: bool, credentials: Credentials) -> None:
-        self._configuration = ClientConfiguration(endpoint, credentials)
+    def __init__(self, endpoint: str, prefix: str, *, tls: bool, accounts: list[Credentials]) -> None:
+        self._configuration = ClientConfiguration(endpoint, accounts[0])
+        self._accounts = [Program(endpoint, prefix, tls=tls, accounts=[each]) for each in accounts[1:]]
         self._prefix = prefix
         self._tls = tls
+        self._receive_s = 0.0
         self.receive_errors: list[str] = []
 
     # --- clients -----------------------------------------------------------------------------------
@@ -141,6 +145,7 @@ class Program:
         """Receive messages until the time is over. A call that failed is repeated."""
         end_s = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < end_s:
+            self._receive_s = time.time()
             try:
                 messages = consumer.receive(16, _INVISIBLE_S) or ()
             except Exception as error:
@@ -221,11 +226,11 @@ class Program:
         deliveries = Deliveries()
         with self._simple("simple") as consumer:
             for count, message in enumerate(self._received(consumer), 1):
-                body, delivery = message.body.decode(), deliveries.add(message)
+                body, delivery = message.body.decode(), deliveries.add(message, self._receive_s)
                 if body == "acked" or delivery > 1:
                     consumer.ack(message)
                 elif body == "changed":
-                    consumer.change_invisible_duration(message, 2)
+                    consumer.change_invisible_duration(message, _CHANGED_S)
                 if count == 5:
                     break
         return {"deliveries": deliveries.wait(0)}
@@ -256,13 +261,39 @@ class Program:
     def recall(self) -> dict:
         sent = []
         with self._producer("recall") as producer, self._simple("recall") as consumer:
-            for body, seconds in (("recalled", 5), ("kept", 6)):
+            for body, seconds in (("recalled", 9), ("kept", 10)):
                 message = self._message("recall", body)
                 message.delivery_timestamp = int(time.time()) + seconds
                 sent.append(producer.send(message))
             recalled = producer.recall_message(f"{self._prefix}recall", sent[0].recall_handle)
             received = [message.body.decode() for message in self._receive(consumer, 1)]
         return {"sent": sent[0].message_id, "recalled": recalled, "received": received}
+
+    def rights(self) -> dict:
+        programs = [self, *self._accounts]
+        with ThreadPoolExecutor(len(programs)) as pool:
+            return {"outcomes": list(pool.map(Program._outcomes, programs))}
+
+    def _outcomes(self) -> dict:
+        return {"send": _outcome(self._send_one), "receive": _outcome(self._receive_one)}
+
+    def _send_one(self) -> None:
+        with self._producer("rights") as producer:
+            producer.send(self._message("rights", "hello"))
+
+    def _receive_one(self) -> None:
+        with self._simple("rights") as consumer:
+            for message in consumer.receive(1, _INVISIBLE_S) or ():
+                consumer.ack(message)
+
+
+def _outcome(call: Callable[[], None]) -> str:
+    """Return "ok", or the error of a call."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "ok"
 
 
 def _exit_with_standard_input() -> None:
@@ -273,7 +304,8 @@ def _exit_with_standard_input() -> None:
 
 def main(endpoint: str, prefix: str, cases: str, transport: str, *keys: str) -> None:
     threading.Thread(target=_exit_with_standard_input, daemon=True).start()
-    program = Program(endpoint, prefix, tls=transport == "tls", credentials=Credentials(*keys))
+    accounts = [Credentials(*pair) for pair in zip(keys[::2], keys[1::2], strict=True)] or [Credentials()]
+    program = Program(endpoint, prefix, tls=transport == "tls", accounts=accounts)
     for case in cases.split(","):
         program.receive_errors.clear()
         try:

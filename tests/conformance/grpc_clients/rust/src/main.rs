@@ -1,7 +1,7 @@
 //! Cases of the conformance tests with RocketMQ's gRPC client for Rust. The module tests.conformance.grpc_clients.programs
 //! has the list.
 //!
-//! Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]
+//! Arguments: ENDPOINT PREFIX CASES plain|tls [ACCESS_KEY SECRET_KEY]...
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -26,6 +26,7 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 struct Program {
     prefix: String,
     option: ClientOption,
+    accounts: Vec<ClientOption>,
     receive_errors: Mutex<Vec<String>>,
 }
 
@@ -35,13 +36,17 @@ impl Program {
         option.set_access_url(&arguments[0]);
         option.set_enable_tls(arguments[3] == "tls");
         option.set_long_polling_timeout(AWAIT);
-        if let [access_key, secret_key] = &arguments[4..] {
-            option.set_access_key(access_key);
-            option.set_secret_key(secret_key);
+        let mut options = vec![];
+        for keys in arguments[4..].chunks(2) {
+            let mut option = option.clone();
+            option.set_access_key(&keys[0]);
+            option.set_secret_key(&keys[1]);
+            options.push(option);
         }
         Program {
             prefix: arguments[1].clone(),
-            option,
+            option: options.first().cloned().unwrap_or(option),
+            accounts: options,
             receive_errors: Mutex::default(),
         }
     }
@@ -52,7 +57,9 @@ impl Program {
             "fifo" => self.fifo().await,
             "delay" => self.delay().await,
             "transaction" => self.transaction().await,
+            "simple" => self.simple().await,
             "filter" => self.filter().await,
+            "rights" => self.rights().await,
             _ => Err(format!("no such case: {name}").into()),
         }
     }
@@ -102,16 +109,18 @@ impl Program {
                         found.push(message);
                     }
                 }
-                Err(error) => {
-                    self.receive_errors.lock().unwrap().push(error.to_string());
-                    tokio::time::sleep(Duration::from_millis(500)).await;
-                }
+                Err(error) => self.receive_failed(error.to_string()).await,
             }
         }
         if found.len() < count {
             return Err(format!("{} of {count} messages arrived in time", found.len()).into());
         }
         Ok(found)
+    }
+
+    async fn receive_failed(&self, error: String) {
+        self.receive_errors.lock().unwrap().push(error);
+        tokio::time::sleep(Duration::from_millis(500)).await;
     }
 
     async fn receive_all(&self, name: &str, count: usize) -> Outcome<Vec<MessageView>> {
@@ -197,6 +206,40 @@ impl Program {
         Ok(json!({"received": received, "checked": checked}))
     }
 
+    /// The client cannot change the invisible time: `changed` expires.
+    async fn simple(&self) -> Outcome<Value> {
+        let producer = self.producer("simple").await?;
+        for body in ["acked", "changed", "expires"] {
+            let message = MessageBuilder::builder().set_topic(self.topic("simple")).set_body(body.as_bytes().to_vec());
+            producer.send(message.build()?).await?;
+        }
+        producer.shutdown().await?;
+        let consumer = self.consumer("simple", "simple").await?;
+        let mut deliveries: Vec<Value> = vec![];
+        let mut first: HashMap<String, Instant> = HashMap::new();
+        let start = Instant::now();
+        while deliveries.len() < 5 && start.elapsed() < TIMEOUT {
+            let call = Instant::now();
+            match consumer.receive_with(self.topic("simple"), &all(), 16, INVISIBLE).await {
+                Ok(messages) => {
+                    for message in messages {
+                        let body = body(&message);
+                        let again = first.contains_key(&body);
+                        let after = first.entry(body.clone()).or_insert(call).elapsed().as_millis() as u64;
+                        deliveries
+                            .push(json!({"body": body, "attempt": message.delivery_attempt(), "after_ms": after}));
+                        if again || body == "acked" {
+                            consumer.ack(&message).await?;
+                        }
+                    }
+                }
+                Err(error) => self.receive_failed(error.to_string()).await,
+            }
+        }
+        consumer.shutdown().await?;
+        Ok(json!({"deliveries": deliveries}))
+    }
+
     async fn filter(&self) -> Outcome<Value> {
         let producer = self.producer("filter").await?;
         for (body, tag, amount) in [("b", "open", "50"), ("a", "paid", "5"), ("c", "late", "500")] {
@@ -223,6 +266,48 @@ impl Program {
         consumer.shutdown().await?;
         found.sort();
         Ok(found)
+    }
+
+    async fn rights(&self) -> Outcome<Value> {
+        let mut outcomes = vec![];
+        for option in &self.accounts {
+            let account = Program {
+                prefix: self.prefix.clone(),
+                option: option.clone(),
+                accounts: vec![],
+                receive_errors: Mutex::default(),
+            };
+            outcomes.push(json!({
+                "send": outcome(account.send_one().await),
+                "receive": outcome(account.receive_one().await),
+            }));
+        }
+        Ok(json!({"outcomes": outcomes}))
+    }
+
+    async fn send_one(&self) -> Outcome<()> {
+        let producer = self.producer("rights").await?;
+        let message = MessageBuilder::builder().set_topic(self.topic("rights")).set_body(b"hello".to_vec());
+        producer.send(message.build()?).await?;
+        producer.shutdown().await?;
+        Ok(())
+    }
+
+    async fn receive_one(&self) -> Outcome<()> {
+        let consumer = self.consumer("rights", "rights").await?;
+        for message in consumer.receive_with(self.topic("rights"), &all(), 1, INVISIBLE).await? {
+            consumer.ack(&message).await?;
+        }
+        consumer.shutdown().await?;
+        Ok(())
+    }
+}
+
+/// "ok", or the error of a call.
+fn outcome(result: Outcome<()>) -> String {
+    match result {
+        Ok(()) => "ok".into(),
+        Err(error) => error.to_string(),
     }
 }
 
