@@ -19,11 +19,12 @@ from mqtemplate.calls.handling import FailedMessages, HandlerCall, HandlerWrappe
 from mqtemplate.calls.send import SEND, SendCall, SendNext, SendWrapper, send_and_note
 from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
+from mqtemplate.errors import MQTemplateError
+from mqtemplate.event_log import get_logger
 from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import MessageExt, Property
 from mqtemplate.metrics import OTHER, HistogramSnapshot, MetricKind, Metrics, MetricSample, warn_limited
-from mqtemplate.observability.collectors import GroupLags, PendingByHorizon, listener_samples
-from mqtemplate.observability.group_messages import GroupMessages
+from mqtemplate.observability.collectors import GroupLag, GroupLags, PendingByHorizon, listener_samples
 from mqtemplate.observability.lateness import BusyTimes, LatenessRecorder
 from mqtemplate.observability.settings import ObservabilitySettings
 from mqtemplate.user_code import type_name
@@ -31,6 +32,7 @@ from mqtemplate.user_code import type_name
 if TYPE_CHECKING:
     from mqtemplate.observability.tracing import Tracing
 
+_log = get_logger("mqtemplate.metrics")
 
 _MAX_ERROR_TYPES = 50
 _ERRORS_ADVICE = "raise fewer classes of exceptions; those created at run time each are a class of their own"
@@ -352,3 +354,65 @@ def create_tracing(settings: ObservabilitySettings) -> Tracing | None:
     from mqtemplate.observability.tracing import Tracing
 
     return Tracing(settings.tracing.sampling_probability, max_traces_per_second=settings.tracing.max_traces_per_second)
+
+
+_READ_MS = 10_000
+"""Least time between two reads of `GroupMessages`: each takes the first unread message of each queue with a lag."""
+
+
+class GroupMessages:
+    """Ages of unread messages and numbers of dead letters of the groups of a broker in this process.
+
+    Another process that has the broker exports them itself.
+
+    Args:
+        lags: Lags of the groups of the broker.
+    """
+
+    def __init__(self, broker: Broker, lags: GroupLags) -> None:
+        self._broker = broker
+        self._lags = lags
+        self._lock = threading.Lock()
+        self._read: list[MetricSample] = []
+        self._next_ms = 0
+
+    def samples(self, listeners: Iterable[ListenerContainer]) -> list[MetricSample]:
+        """Return ``group.behind_ms`` and ``group.dead_letters``, at most ten seconds old."""
+        if not self._broker.is_embedded:
+            return []
+        with self._lock:
+            now_ms = self._broker.clock.steady_ms()
+            if now_ms >= self._next_ms:
+                try:
+                    self._read = [*self._behind(listeners), *self._dead_letters()]
+                except MQTemplateError as exc:
+                    _log.debug("metrics.groups_unknown", reason=str(exc))
+                    return []
+                self._next_ms = now_ms + _READ_MS
+            return self._read
+
+    def _behind(self, listeners: Iterable[ListenerContainer]) -> Iterator[MetricSample]:
+        # Imported here, as below: most processes are clients, and have no broker.
+        from mqtemplate.operations.progress import behind_ms
+
+        now_ms = self._broker.clock.now_ms()
+        queues: dict[tuple[str, str], list[GroupLag]] = {}
+        for lag in self._lags.read(listeners):
+            if not lag.listener:
+                queues.setdefault((lag.group, lag.queue.topic), []).append(lag)
+        for (group, topic), lags in queues.items():
+            age_ms = behind_ms(self._broker, lags, now_ms)
+            if age_ms is None:
+                _log.debug("metrics.age_unknown", group=group, topic=topic)
+            else:
+                yield MetricSample("group.behind_ms", MetricKind.GAUGE, age_ms, {"group": group, "topic": topic})
+
+    def _dead_letters(self) -> Iterator[MetricSample]:
+        from mqtemplate.operations.access import BrokerAccess
+        from mqtemplate.operations.dead_letters import DeadLetters, LetterCounts
+
+        access = BrokerAccess(self._broker)
+        counts = dict.fromkeys(access.admin.group_names(), LetterCounts(0)) | DeadLetters(access).counts()
+        for group, count in sorted(counts.items()):
+            for state, number in (("open", count.open), ("resent", count.resent), ("purged", count.purged)):
+                yield MetricSample("group.dead_letters", MetricKind.GAUGE, number, {"group": group, "state": state})

@@ -96,9 +96,18 @@ def rocketmq_4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield address
 
 
+NOT_BY_ROCKETMQ = {
+    "test_after_the_last_retry_a_message_is_a_dead_letter": "a member stores it at the next delivery, later",
+    "test_messages_of_one_key_are_delivered_in_order_and_do_not_block_others": "its broker locks the whole queue",
+}
+"""Tests of POP -> why they do not hold with brokers of RocketMQ."""
+
+
 class TestRocketMQ5(BrokerContract):
     @pytest.fixture
-    def under_test(self, rocketmq_5: str, tmp_path: Path) -> Iterator[BrokerUnderTest]:
+    def under_test(self, request: pytest.FixtureRequest, rocketmq_5: str, tmp_path: Path) -> Iterator[BrokerUnderTest]:
+        if reason := NOT_BY_ROCKETMQ.get(request.node.name):
+            pytest.skip(reason)
         with connected(rocketmq_5, tmp_path) as under_test:
             yield under_test
 
@@ -127,6 +136,7 @@ def test_a_cluster_of_5_has_timers(rocketmq_5: str, tmp_path: Path) -> None:
             Capability.TIMER,
             Capability.TIMER_CHANGE,
             Capability.RETRY_DELAY,
+            Capability.POP,
         }
 
 

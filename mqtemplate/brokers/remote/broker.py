@@ -15,6 +15,7 @@ from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock, SystemClock
@@ -176,6 +177,13 @@ class RemoteBroker(Broker):
     @property
     def groups(self) -> Members:
         return self._client.members
+
+    @property
+    def pop(self) -> RemotePop:
+        client = self._client
+        if Capability.POP not in self.capabilities:
+            client.check_pop()
+        return client.pop
 
     @property
     def delayed(self) -> DelayedMessages:

@@ -10,6 +10,7 @@ from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
+from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs, Recalls
 from mqtemplate.brokers.remote.delayed.control import OurServer, RocketMQCluster
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
@@ -86,6 +87,7 @@ class ClusterClient:
             context, self.queries, self.producer, self._recalls, self.delay_configs
         )
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
+        self.pop = RemotePop(context, self.members)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
 
     def _new_instance(self) -> ClientInstance:
@@ -142,6 +144,27 @@ class ClusterClient:
             each.append(_rocketmq_capabilities(oldest, can_recall=can_recall, is_proxy=self._is_proxy))
         return frozenset.intersection(*each)
 
+    def check_pop(self) -> None:
+        """Raise `UnsupportedError` if a broker does not have `Capability.POP`, with the version of that broker."""
+        if Capability.POP in self.capabilities():
+            return
+        pull = "leave request_mode out: then the listener pulls"
+        if self._is_proxy:
+            raise UnsupportedError(
+                "a proxy of RocketMQ has POP on its gRPC port only; set rocketmq.endpoints to that port instead of "
+                f"rocketmq.name-server, or {pull}"
+            )
+        first = self._first
+        old = [
+            address
+            for address, announced in sorted(first.announced.items())
+            if Capability.POP not in announced and (announced or first.is_before_5(address))
+        ]
+        raise UnsupportedError(
+            f"POP needs RocketMQ 5.0 or a newer server of this library, and {', '.join(old) or 'this cluster'} is "
+            f"older; upgrade it, or {pull}"
+        )
+
     @property
     def delayed(self) -> DelayedMessages:
         """Pending messages: by our own requests if all brokers have announced them, else by RocketMQ's."""
@@ -154,6 +177,7 @@ class ClusterClient:
         """Close the members and unregister, while the services still run."""
         self._is_closing = True
         self.transactions.close()
+        self.pop.close()
         self.members.close()
         for group in sorted(self._first.producer_groups):
             self._first.unregister(self._routes.masters(), producer_group=group)
@@ -172,7 +196,7 @@ class ClusterClient:
             "remote": [self._refreshes, self._heartbeats, self._recovery],
             "remote-groups": [self.members.rebalances],
             "remote-locks": [self.members.lock_renewals, self.members.lock_changes],
-            "remote-offsets": [self.members.commits],
+            "remote-offsets": [self.members.commits, self.pop.releases],
             "remote-timers": [self.members.pull_retries, self.requests.pending, self.outages],
         }
 
@@ -241,9 +265,9 @@ class ClusterClient:
             self._recovery.trigger()
 
 
-# The proxy has no requests for queries, settings of brokers and replies. Source: RocketMQ ``proxy:
-# RemotingProtocolServer.registerRemotingServer``.
-_NOT_BY_PROXY = frozenset({Capability.QUERY, Capability.PENDING, Capability.REQUEST_REPLY})
+# The proxy has no requests for queries, settings of brokers, replies, and several acknowledgements. Source: RocketMQ
+# ``proxy: RemotingProtocolServer.registerRemotingServer``.
+_NOT_BY_PROXY = frozenset({Capability.QUERY, Capability.PENDING, Capability.REQUEST_REPLY, Capability.POP})
 
 
 def _rocketmq_capabilities(version: int, *, can_recall: bool, is_proxy: bool) -> frozenset[Capability]:
@@ -257,7 +281,7 @@ def _rocketmq_capabilities(version: int, *, can_recall: bool, is_proxy: bool) ->
         Capability.PENDING,
     }
     if version >= Version.V5_0_0:
-        capabilities |= {Capability.TIMER, Capability.RETRY_DELAY}
+        capabilities |= {Capability.TIMER, Capability.RETRY_DELAY, Capability.POP}
         if can_recall:
             capabilities.add(Capability.TIMER_CHANGE)
     return frozenset(capabilities - _NOT_BY_PROXY if is_proxy else capabilities)

@@ -77,7 +77,7 @@ from mqtemplate.store.message_store import MessageStore
 
 def announced_capabilities(engine: Engine, settings: BrokerServerSettings) -> str:
     """Return the names of the capabilities that remote clients of a server have, joined by commas."""
-    missing = {Capability.LOCAL_FILES, Capability.POP}  # a remote broker of this library pops over gRPC
+    missing = {Capability.LOCAL_FILES}
     if not settings.recall_message_enable:
         missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
     if not settings.enable_property_filter:

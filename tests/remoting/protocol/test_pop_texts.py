@@ -10,10 +10,10 @@ from mqtemplate.remoting.protocol.headers.pop import (
     PoppedQueue,
     msg_offset_info,
     order_count_info,
+    parse_queues,
     start_offset_info,
 )
 from tests.remoting.protocol.golden_file import golden
-from tests.remoting.protocol.other_side import parse_queues
 
 
 def test_the_texts_are_rocketmqs() -> None:

@@ -21,9 +21,9 @@ from mqtemplate.remoting.protocol.headers.pop import (
     PollingInfoResponseHeader,
     PopMessageRequestHeader,
     PopMessageResponseHeader,
+    parse_queues,
 )
 from mqtemplate.remoting.protocol.messages import decode_messages
-from tests.remoting.protocol.other_side import parse_queues
 from tests.server.serving import RecordingConnection, Serving
 
 TOPIC, GROUP = "orders", "billing"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mqtemplate.broker import ConsumerSpec, MessageModel
-from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance
+from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember
 from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription, Queries, subscription_data
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
@@ -23,7 +23,7 @@ from mqtemplate.brokers.remote.consuming.offsets import (
 from mqtemplate.brokers.remote.consuming.pulls import PullClient, PullLoop
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.engine.group_rules import SentBack, check_same_group
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import ListenerError, MQTemplateError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
@@ -72,6 +72,7 @@ class Members:
         self._lock = threading.Lock()
         self._instances = [self.context.instance]
         self._members: list[RemoteConsumer] = []
+        self._pop_groups: set[str] = set()
         self._files: dict[tuple[str, str], LocalFileOffsetStore] = {}
 
     def all(self) -> list[RemoteConsumer]:
@@ -110,21 +111,49 @@ class Members:
     def _add(self, spec: ConsumerSpec) -> RemoteConsumer:
         wire_group = self.context.namespace.wrap(spec.group)
         with self._lock:
+            if spec.group in self._pop_groups:
+                raise _two_request_modes(spec.group, "receives by POP")
             for other in self._members:
                 if other.spec.group == spec.group:
                     check_same_group(other.spec, spec)
-            instance = next((each for each in self._instances if wire_group not in each.members), None)
-            if instance is None:
-                instance = self.new_instance()
-                self._instances.append(instance)
+            instance = self._instance_without(wire_group)
             member = self._create(spec, replace(self.context, instance=instance))
             instance.members[wire_group] = member
             self._members.append(member)
             return member
 
+    def attach(self, group: str, member: GroupMember) -> ClientInstance:
+        """Have a member that receives by POP in the heartbeats of an instance, and return that instance.
+
+        Raises:
+            ListenerError: The group has a member here that pulls.
+        """
+        wire_group = self.context.namespace.wrap(group)
+        with self._lock:
+            if any(other.spec.group == group for other in self._members):
+                raise _two_request_modes(group, "pulls")
+            instance = self._instance_without(wire_group)
+            instance.members[wire_group] = member
+            self._pop_groups.add(group)
+            return instance
+
+    def detach(self, group: str, instance: ClientInstance) -> None:
+        """Unregister the member that `attach` has registered."""
+        with self._lock:
+            self._pop_groups.discard(group)
+        self._unregister(instance, self.context.namespace.wrap(group))
+
+    def _instance_without(self, wire_group: str) -> ClientInstance:
+        """Return an instance that has no member of a group. The caller has the lock."""
+        instance = next((each for each in self._instances if wire_group not in each.members), None)
+        if instance is None:
+            instance = self.new_instance()
+            self._instances.append(instance)
+        return instance
+
     def _create(self, spec: ConsumerSpec, context: ClientContext) -> RemoteConsumer:
         settings, clock = context.settings, context.clock
-        subscriptions, offsets, wake_event = self._subscriptions(spec), self._offset_store(spec), WakeEvent()
+        subscriptions, offsets, wake_event = self.subscriptions(spec), self._offset_store(spec), WakeEvent()
         requests = GroupRequests(context, spec.group)
         client = PullClient(context, spec.group, subscriptions, offsets.carried, self.on_heartbeat_due)
         limits = settings.pull_threshold_messages, settings.pull_threshold_bytes
@@ -143,7 +172,8 @@ class Members:
             on_close=self._leave,
         )
 
-    def _subscriptions(self, spec: ConsumerSpec) -> dict[str, MemberSubscription]:
+    def subscriptions(self, spec: ConsumerSpec) -> dict[str, MemberSubscription]:
+        """Return the subscriptions of a member by topic; of a clustering one also that of its retry topic."""
         selectors: dict[str, Selector] = dict(spec.subscriptions)
         if spec.message_model is MessageModel.CLUSTERING:
             selectors[RETRY_TOPIC_PREFIX + spec.group] = TagSelector()
@@ -166,9 +196,12 @@ class Members:
 
     def _leave(self, member: RemoteConsumer) -> None:
         """Unregister a member, so that the brokers have its group rebalanced."""
-        instance, wire_group = member.context.instance, member.requests.wire_group
         with self._lock:
             self._members.remove(member)
+        self._unregister(member.context.instance, member.requests.wire_group)
+
+    def _unregister(self, instance: ClientInstance, wire_group: str) -> None:
+        with self._lock:
             instance.members.pop(wire_group, None)
             is_idle = instance is not self._instances[0] and not instance.members
             if is_idle:
@@ -301,3 +334,10 @@ class Members:
     def _change_locks(self) -> int | None:
         is_complete = [member.change_locks() for member in self.all()]
         return None if all(is_complete) else _REPEAT_MS
+
+
+def _two_request_modes(group: str, other: str) -> ListenerError:
+    return ListenerError(
+        f"group {group!r} has a member in this process that {other}; the members of a group have one request mode, "
+        "since both would handle each message. Give the second listener a group of its own"
+    )

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -185,6 +186,36 @@ class PoppedQueue:
     start_offset: int
     offsets: Sequence[int]
     counts: Mapping[int, int] = field(default_factory=dict)
+
+
+def parse_queues(header: PopMessageResponseHeader) -> list[PoppedQueue]:
+    """Return the queues that a response describes.
+
+    Raises:
+        RemoteProtocolError: A text cannot be read.
+    """
+    try:
+        starts, offsets = _parts(header.start_offset_info), _parts(header.msg_offset_info)
+        counts = {key: int(count) for key, count in _parts(header.order_count_info).items()}
+        queues = []
+        for (kind, queue_id), start in starts.items():
+            listed = [int(offset) for offset in offsets.get((kind, queue_id), "").split(",") if offset]
+            least = counts.get((kind, queue_id))
+            each = {offset: counts.get((kind, f"qo{queue_id}%{offset}"), least) for offset in listed}
+            known = {offset: count for offset, count in each.items() if count is not None}
+            queues.append(PoppedQueue(int(kind), int(queue_id), int(start), listed, known))
+    except ValueError as exc:
+        raise RemoteProtocolError(f"the header of a response to a pop cannot be read: {exc}") from exc
+    return queues
+
+
+def _parts(text: str | None) -> dict[tuple[str, str], str]:
+    """Return the entries of one of the texts: kind of the topic and queue -> the rest."""
+    found = {}
+    for part in text.split(";") if text else ():
+        kind, queue, rest = part.split(" ")
+        found[kind, queue] = rest
+    return found
 
 
 def start_offset_info(queues: Sequence[PoppedQueue]) -> str:

@@ -389,6 +389,6 @@ def test_a_server_that_forbids_recalls_changes_no_message(tmp_path: Path) -> Non
 def test_the_capabilities_are_those_that_the_server_announces(
     our_client: RemoteBroker, our_server: LocalCluster
 ) -> None:
-    """This client uses no POP: `GrpcBroker` does."""
-    not_over_remoting = {Capability.LOCAL_FILES, Capability.POP}
-    assert our_client.capabilities == our_server.engine.capabilities - not_over_remoting | {Capability.RECORD_BLOCK}
+    assert our_client.capabilities == our_server.engine.capabilities - {Capability.LOCAL_FILES} | {
+        Capability.RECORD_BLOCK
+    }
