@@ -19,7 +19,7 @@ from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.declaration.resolution import default_resolve
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path
-from mqtemplate.spark.driver.sessions import require_pyspark
+from mqtemplate.spark.driver.sessions import register, require_pyspark
 from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction, summary_of
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import (
@@ -140,10 +140,8 @@ class SparkListenerContainer:
             raise
 
     def _begin(self) -> None:
-        from mqtemplate.spark.reader.source import MqTemplateSource
-
         spark = self._spark() if callable(self._spark) else self._spark
-        spark.dataSource.register(MqTemplateSource)
+        register(spark)
         self._ended.clear()
         self._no_batch_runs.set()
         self._error, self._last_batch = None, -1

@@ -13,7 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from mqtemplate.broker import Broker, Capability, MessageSends
@@ -26,6 +26,7 @@ from mqtemplate.results import SendResult, SequencedResult
 from mqtemplate.spark.location.connection import open_broker
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.rows import ColumnEncoder, OutgoingRow, RowReader
+from mqtemplate.spark.versions import DataSourceStreamArrowWriter
 
 _log = get_logger("mqtemplate.spark")
 
