@@ -18,7 +18,7 @@ from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import close_connections
 from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
 from mqtemplate.spark.records.schema import source_schema
-from mqtemplate.spark.versions import ReadAllAvailable
+from mqtemplate.spark.records.versions import ReadAllAvailable
 from tests.waiting import eventually
 
 pytestmark = [

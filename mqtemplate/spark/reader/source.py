@@ -37,7 +37,7 @@ from mqtemplate.spark.records.offsets import (
 )
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.records.schema import source_schema
-from mqtemplate.spark.versions import (
+from mqtemplate.spark.records.versions import (
     DataSourceStreamArrowWriter,
     ReadAllAvailable,
     ReadLimit,

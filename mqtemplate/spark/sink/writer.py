@@ -24,9 +24,9 @@ from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequ
 from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import SendResult, SequencedResult
 from mqtemplate.spark.location.connection import open_broker
+from mqtemplate.spark.records.versions import DataSourceStreamArrowWriter
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.rows import ColumnEncoder, OutgoingRow, RowReader
-from mqtemplate.spark.versions import DataSourceStreamArrowWriter
 
 _log = get_logger("mqtemplate.spark")
 

@@ -15,7 +15,7 @@ from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import LocalServer, source_schema
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.reader.source import StreamReader
-from mqtemplate.spark.versions import ReadAllAvailable
+from mqtemplate.spark.records.versions import ReadAllAvailable
 
 
 def reader(broker: EmbeddedBroker) -> StreamReader:

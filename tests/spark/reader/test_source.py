@@ -25,7 +25,7 @@ from mqtemplate.spark.reader.planner import StoreReader
 from mqtemplate.spark.reader.source import MqTemplateSource, StreamReader
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
 from mqtemplate.spark.records.schema import source_schema
-from mqtemplate.spark.versions import ReadAllAvailable, ReadMaxRows
+from mqtemplate.spark.records.versions import ReadAllAvailable, ReadMaxRows
 from tests.spark.reads import batch_reader, rows_of, source, stream_reader
 
 ALL = ReadAllAvailable()
