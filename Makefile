@@ -124,8 +124,26 @@ WITH_LINT = nice -n 10 $(MAKE) --no-print-directory lint types quick & lint=$$!;
 test: setup $(CHECK)/.ready ## Lint and run all tests but the longest
 	@$(call WITH_LINT,$(PYTEST) -m "not thorough")
 
-test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests
+test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests, and those of Spark with its oldest version
 	@$(call WITH_LINT,$(PYTEST))
+	@$(MAKE) --no-print-directory test-spark VERSION=$(OLDEST_PYSPARK)
+
+# Another PySpark has an environment of its own: the newest release of VERSION, and the other packages of the lock.
+OLDEST_PYSPARK := 4.0
+VERSION := $(OLDEST_PYSPARK)
+TEST_PACKAGES := pytest pytest-timeout hypothesis grpcio grpcio-status googleapis-common-protos protobuf zstandard
+
+build/spark-%/.ready: pyproject.toml $(LOCKS)/develop.txt | $(READY)
+	@echo "Setting up $(@D) with PySpark $*, a download of about 450 MB."
+	@$(PYTHON) -m venv --clear $(@D)
+	@sed -e '/^ *--hash/d' -e 's/ *\\$$//' -e '/^pyspark==/d' -e '/^py4j==/d' $(LOCKS)/develop.txt >$(@D)/constraints.txt
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt \
+		"pyspark==$*.*" $(TEST_PACKAGES) --editable ".[spark]"
+	@touch $@
+
+.PHONY: test-spark
+test-spark: build/spark-$(VERSION)/.ready ## Run the tests of versions of Spark, with VERSION=4.0
+	@$(<D)/bin/python -m pytest tests/spark/test_versions.py tests/spark/listening/test_connect.py
 
 # Without the rest of the environment, such as PySpark: the site is built from the sources.
 $(VENV)/.docs: $(LOCKS)/build.txt $(LOCKS)/docs.txt | environment

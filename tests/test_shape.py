@@ -132,7 +132,7 @@ def structure() -> Structure:
 
 def package_of(module: str) -> str | None:
     """Return the longest name in `LEVELS` that contains *module*; None for modules of other distributions."""
-    if module.startswith("mqtemplate_starter_"):
+    if module.startswith(("mqtemplate_starter_", "pyspark_mqtemplate")):
         return "starters"
     parts = module.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from mqtemplate.spark.location.local_server import LocalServer
     from mqtemplate.spark.pending.changes import cancel_pending, reschedule_pending
+    from mqtemplate.spark.reader.source import MqTemplateSource
     from mqtemplate.spark.records.offsets import QueueRange
     from mqtemplate.spark.records.schema import payload_schema, source_schema
 else:
@@ -35,6 +36,7 @@ else:
         ),
         "location.local_server": ("LocalServer",),
         "pending.changes": ("cancel_pending", "reschedule_pending"),
+        "reader.source": ("MqTemplateSource",),
         "records.offsets": ("QueueRange",),
         "records.schema": ("payload_schema", "source_schema"),
     }
@@ -46,6 +48,7 @@ else:
 __all__ = [
     "AVAILABLE_NOW",
     "LocalServer",
+    "MqTemplateSource",
     "QueueRange",
     "SparkBatch",
     "SparkListenerAttributes",

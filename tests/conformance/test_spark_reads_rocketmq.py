@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from bench.peer.rocketmq import NameServer, RocketMQ
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
@@ -19,6 +18,7 @@ from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import close_connections
 from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
 from mqtemplate.spark.records.schema import source_schema
+from mqtemplate.spark.records.versions import ReadAllAvailable
 from tests.waiting import eventually
 
 pytestmark = [

@@ -77,7 +77,7 @@ def test_the_wheel_has_the_library_and_its_starters_only(wheel: Path) -> None:
         tops = {name.split("/")[0] for name in archive.namelist()}
         names = archive.namelist()
 
-    starters = {path.name for path in (ROOT / "starters").iterdir() if path.name.startswith("mqtemplate_starter_")}
+    starters = {path.parent.name for path in (ROOT / "starters").glob("*/py.typed")}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mqtemplate", *starters}
     assert "mqtemplate/py.typed" in names
 

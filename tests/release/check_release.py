@@ -89,7 +89,7 @@ def check_contents(wheel: Path) -> int:
     """Check which files a wheel has; return their number."""
     names = zipfile.ZipFile(wheel).namelist()
     packages = {name.split("/")[0] for name in names if name.count("/") and ".dist-info" not in name}
-    expected = {"mqtemplate", *(path.name for path in (ROOT / "starters").glob("mqtemplate_starter_*"))}
+    expected = {"mqtemplate", *(path.name for path in (ROOT / "starters").glob("*mqtemplate*"))}
     if packages != expected:
         raise CheckFailedError(f"the wheel has the packages {sorted(packages)}, the clone {sorted(expected)}")
     missing = [name for name in sorted(packages) if f"{name}/py.typed" not in names]

@@ -19,7 +19,7 @@ from tests.release.sbom import bill_of_materials
 
 
 def test_the_library_and_each_starter_say_that_they_have_types() -> None:
-    packages = [ROOT / "mqtemplate", *(ROOT / "starters").glob("mqtemplate_starter_*")]
+    packages = [ROOT / "mqtemplate", *(ROOT / "starters").glob("*mqtemplate*")]
 
     assert len(packages) > 5
     assert [package.name for package in packages if not (package / "py.typed").is_file()] == []
@@ -95,7 +95,7 @@ def test_the_python_of_the_tests_is_among_those_that_are_installed() -> None:
 
 def test_a_wheel_without_types_is_refused(tmp_path: Path) -> None:
     wheel = tmp_path / "mqtemplate.whl"
-    packages = ["mqtemplate", *(path.name for path in (ROOT / "starters").glob("mqtemplate_starter_*"))]
+    packages = ["mqtemplate", *(path.name for path in (ROOT / "starters").glob("*mqtemplate*"))]
     with zipfile.ZipFile(wheel, "w") as files:
         files.writestr("mqtemplate-0.1.0.dist-info/licenses/LICENSE", "")
         for package in packages:

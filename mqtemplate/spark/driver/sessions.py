@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-OLDEST_PYSPARK = (4, 2)
-"""First version with rate limits and ``Trigger.AvailableNow`` for data sources in Python."""
+SHIPPED_VARIABLE = "MQTEMPLATE_SPARK_SHIPPED"
+"""Environment variable of a session whose tasks get the package; the package ``pyspark_mqtemplate`` reads it."""
+OLDEST_PYSPARK = (4, 0)
+"""First version with data sources in Python."""
 
 
 def require_pyspark() -> None:
@@ -43,7 +45,8 @@ def require_pyspark() -> None:
     version = importlib.import_module("pyspark").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYSPARK:
         raise SparkError(
-            f"Spark support needs pyspark {'.'.join(map(str, OLDEST_PYSPARK))} or newer, got {version}: {install}"
+            f"Spark support needs pyspark {'.'.join(map(str, OLDEST_PYSPARK))} or newer, got {version}, which has no "
+            f"data sources in Python: {install}"
         )
 
 
@@ -61,6 +64,8 @@ _THREADS_OF_THIS_MACHINE = {
     # Workers on other machines have the package for executors, and perhaps not this module.
     "spark.python.daemon.module": "mqtemplate.spark.reader.daemon",
 }
+_ALREADY_FOUND = "DATA_SOURCE_ALREADY_EXISTS"
+"""Spark's error for a source that it has found by itself. Source: ``DataSourceManager.registerDataSource``."""
 _MASTERS = ("local", "local[", "local-cluster[", "spark://", "yarn", "k8s://")
 _MEMORY, _JAVA_OPTIONS = "spark.driver.memory", "spark.driver.extraJavaOptions"
 
@@ -117,13 +122,22 @@ def session(
 def register(spark: SparkSession) -> None:
     """Register ``format("mqtemplate")`` with a session of your own.
 
+    Where the library is installed, Spark finds the source by itself, and the call has no effect. It is needed if tasks
+    get the library as a package: `mqtemplate.spark.driver.package`.
+
     Raises:
         SparkError: PySpark is missing or too old, or pyarrow is missing.
     """
     require_pyspark()
+    from pyspark.errors import AnalysisException
+
     from mqtemplate.spark.reader.source import MqTemplateSource
 
-    spark.dataSource.register(MqTemplateSource)
+    try:
+        spark.dataSource.register(MqTemplateSource)
+    except AnalysisException as exc:
+        if exc.getCondition() != _ALREADY_FOUND:
+            raise
 
 
 def _check(master: str, conf: dict[str, str]) -> None:
@@ -153,13 +167,18 @@ def _of_master(master: str) -> dict[str, str]:
 
 
 def _environment(master: str) -> dict[str, str]:
-    """Return the variable with the number of tasks that run at once, which the planner of a read uses."""
+    """Return the variables of the JVM, for the planner of a read and for the search for sources.
+
+    One is the number of tasks that run at once. If the tasks get the package, Spark must not find the source by itself:
+    it would not send the package with such a source.
+    """
+    found = {} if _is_one_process(master) else {SHIPPED_VARIABLE: "1"}
     counts = [int(number) for number in re.findall(r"\d+", master)] if master.startswith("local") else []
     if master.startswith("local-cluster"):
-        return {CORES_VARIABLE: str(counts[0] * counts[1])}
-    if master == "local" or counts:
-        return {CORES_VARIABLE: str(counts[0] if counts else 1)}
-    return {}
+        found[CORES_VARIABLE] = str(counts[0] * counts[1])
+    elif master == "local" or counts:
+        found[CORES_VARIABLE] = str(counts[0] if counts else 1)
+    return found
 
 
 def _ship_package(spark: SparkSession) -> None:

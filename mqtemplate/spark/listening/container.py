@@ -6,7 +6,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -19,7 +19,7 @@ from mqtemplate.listener.declaration.attributes import ListenerSpec, Resolve
 from mqtemplate.listener.declaration.resolution import default_resolve
 from mqtemplate.message import MessageQueue
 from mqtemplate.processes import absolute_path
-from mqtemplate.spark.driver.sessions import require_pyspark
+from mqtemplate.spark.driver.sessions import register, require_pyspark
 from mqtemplate.spark.listening.batches import BatchWork, ListenerFunction, summary_of
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import (
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from mqtemplate.broker import Broker
+    from mqtemplate.spark.reader.planner import StoreReader
 
 _log = get_logger("mqtemplate.spark")
 _COMMIT_TIMEOUT_S = 10.0
@@ -140,10 +141,8 @@ class SparkListenerContainer:
             raise
 
     def _begin(self) -> None:
-        from mqtemplate.spark.reader.source import MqTemplateSource
-
         spark = self._spark() if callable(self._spark) else self._spark
-        spark.dataSource.register(MqTemplateSource)
+        register(spark)
         self._ended.clear()
         self._no_batch_runs.set()
         self._error, self._last_batch = None, -1
@@ -152,9 +151,11 @@ class SparkListenerContainer:
         planned, committed = self._checkpoint.planned(), self._checkpoint.committed()
         self._replayed = planned if planned > committed else -1
         self._shared.commit(self.settings.consumer_group, self._checkpoint.end_of(committed) or {})
-        self._query = self._start_query(spark, first)
+        runs = self._runs(spark, first)
+        self._query = next(runs)
         self.monitor.is_running = True
-        threading.Thread(target=self._watch, args=(self._query,), name=f"watch-{self.name}", daemon=True).start()
+        watch = partial(self._watch, self._query, runs)
+        threading.Thread(target=watch, name=f"watch-{self.name}", daemon=True).start()
         self._log.debug("spark.started")
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -234,9 +235,7 @@ class SparkListenerContainer:
         known = self._checkpoint.first_offsets()
         if known is not None:
             return known
-        from mqtemplate.spark.reader.planner import StoreReader
-
-        reader = StoreReader(SourceOptions.parse(self._options(None), streaming=True))
+        reader = self._reader()
         reader.warn_of_missing_topics()
         first = reader.offsets_of(self._committed)
         self._checkpoint.write_first_offsets(first)
@@ -255,6 +254,32 @@ class SparkListenerContainer:
             return writer.trigger(availableNow=True).start()
         span = f"{trigger // timedelta(milliseconds=1)} milliseconds" if isinstance(trigger, timedelta) else trigger
         return writer.trigger(processingTime=span).start()
+
+    def _runs(self, spark: SparkSession, first: OffsetTable) -> Iterator[StreamingQuery]:
+        """Yield the query; with ``available-now`` on Spark 4.0 and 4.1, one query after the other.
+
+        There a run ends after one batch, which has a limit. So the next one starts, until the messages are handled that
+        were stored at the start.
+        """
+        from mqtemplate.spark.records.versions import HAS_READ_LIMITS
+
+        target = {}
+        if self.settings.trigger == AVAILABLE_NOW and not HAS_READ_LIMITS:
+            target = self._reader().latest_offsets()
+        yield self._start_query(spark, first)
+        before = -1
+        while self._is_before(target) and self._checkpoint.committed() > before:
+            before = self._checkpoint.committed()
+            yield self._start_query(spark, first)
+
+    def _is_before(self, target: OffsetTable) -> bool:
+        reached = self._checkpoint.end_of(self._checkpoint.committed()) or {}
+        return any(reached.get(queue, 0) < offset for queue, offset in target.items())
+
+    def _reader(self) -> StoreReader:
+        from mqtemplate.spark.reader.planner import StoreReader
+
+        return StoreReader(SourceOptions.parse(self._options(None), streaming=True))
 
     def _batches(self, spark: object, first: OffsetTable) -> Callable[[DataFrame, int], None]:
         """Return the function for batches: of this object, or one that a process of Spark Connect can call."""
@@ -292,12 +317,18 @@ class SparkListenerContainer:
             wait=self._stopping.wait,
         )
 
-    def _watch(self, query: StreamingQuery) -> None:
-        """Note the end of the query, which happens in a thread of Spark. After an error, start it again by policy."""
+    def _watch(self, query: StreamingQuery, runs: Iterator[StreamingQuery]) -> None:
+        """Note the end of the query, which happens in a thread of Spark. After an error, start it again by policy.
+
+        Args:
+            runs: Queries to start after it.
+        """
         from pyspark.errors import StreamingQueryException
 
         try:
             self._await_end(query)
+            while (following := self._next_run(runs)) is not None:
+                self._await_end(following)
         except Exception as exc:
             if not self._stopping.is_set():
                 of_query = isinstance(exc, StreamingQueryException)
@@ -308,6 +339,14 @@ class SparkListenerContainer:
         if self._error is not None:
             self._on_change()
             self._restart()
+
+    def _next_run(self, runs: Iterator[StreamingQuery]) -> StreamingQuery | None:
+        with self._lifecycle:
+            if self._stopping.is_set():
+                return None
+            following = next(runs, None)
+            self._query = following or self._query
+            return following
 
     def _await_end(self, query: StreamingQuery) -> None:
         """Wait for the end of the query. Over Spark Connect, count its batches: another process handles them."""

@@ -241,7 +241,7 @@ class ClusterBlocks:
     """Messages of a cluster, pulled queue by queue. A planner and each task have a connection of their own.
 
     Args:
-        client_file: See `client_settings`; read on the machine that connects.
+        client_file, client: See `client_settings`.
         group: Consumer group of the pulls; None for RocketMQ's group of tools.
         pulls: True to use ordinary pulls only, which every broker answers.
         retry_s: See `ClusterConnection`.
@@ -249,13 +249,14 @@ class ClusterBlocks:
 
     name_servers: tuple[str, ...]
     client_file: str | None = None
+    client: str | None = field(default=None, repr=False)
     group: str | None = None
     pulls: bool = False
     retry_s: float = RETRY_S
 
     @property
     def _connection(self) -> ClusterConnection:
-        return connect(self.name_servers, self.client_file, self.retry_s)
+        return connect(self.name_servers, self.client_file, self.client, self.retry_s)
 
     # --- queues and offsets --------------------------------------------------------------------
 

@@ -8,10 +8,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable
 from concurrent.futures import Future
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, TypeVar
 
 from mqtemplate.brokers.remote.cluster.failures import check_response
@@ -20,7 +19,6 @@ from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import (
     BrokerError,
-    ConfigurationError,
     RemoteConnectError,
     RemoteTimeoutError,
     SparkError,
@@ -37,64 +35,28 @@ from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
-from mqtemplate.spark.location.location import ACCESS_KEY, CLIENT_FILE, SECRET_KEY, SECURITY_TOKEN, TRUST_CERT_PATH
-
-_KEYS = ("access-key", "secret-key", "security-token", "tls")
+from mqtemplate.spark.location.location import read_client, refuse_unknown
 
 
-def client_settings(path: str | None) -> RemotingClientSettings:
+def client_settings(path: str | None, client: str | None = None) -> RemotingClientSettings:
     """Return the settings of this machine's connections.
 
     Args:
         path: The file of the option ``clientFile``; None for the environment.
+        client: See `BrokerLocation.client`; it has priority.
 
     Raises:
         ConfigurationError: The file is missing or damaged, or a key is unknown or missing.
     """
-    path = path or os.environ.get(CLIENT_FILE)
-    if path is not None:
-        return _settings(_read(Path(path)), f"{path} on {socket.gethostname()}")
-    names = (("access-key", ACCESS_KEY), ("secret-key", SECRET_KEY), ("security-token", SECURITY_TOKEN))
-    given: dict[str, Any] = {key: os.environ[name] for key, name in names if os.environ.get(name)}
-    if os.environ.get(TRUST_CERT_PATH):
-        given["tls"] = {"trust-cert-path": os.environ[TRUST_CERT_PATH]}
-    return _settings(given, f"the environment of {socket.gethostname()} ({ACCESS_KEY}, {SECRET_KEY})")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    where = f"client file {str(path)!r} on {socket.gethostname()}"
-    try:
-        given = json.loads(path.read_text("utf-8-sig"))
-    except OSError as exc:
-        raise ConfigurationError(
-            f"{where} cannot be read ({exc.strerror}); each machine that runs tasks needs it"
-        ) from exc
-    except ValueError as exc:
-        raise ConfigurationError(f"{where} is not JSON ({exc})") from exc
-    if not isinstance(given, dict):
-        raise ConfigurationError(f"{where} is not a JSON object; its keys are {', '.join(_KEYS)}")
-    return given
-
-
-def _settings(given: dict[str, Any], where: str) -> RemotingClientSettings:
-    _refuse_unknown(given, _KEYS, f"{where}: key ")
-    if ("access-key" in given) != ("secret-key" in given):
-        raise ConfigurationError(f"{where} has only one of access-key and secret-key; give both, or none")
+    given, where = read_client(path) if client is None else (json.loads(client), "the client settings of the driver")
     tls, credentials = None, None
     if "tls" in given:
-        _refuse_unknown(
-            given["tls"], sorted(each.name.replace("_", "-") for each in fields(ClientTls)), f"{where}: tls: "
-        )
+        known = sorted(each.name.replace("_", "-") for each in fields(ClientTls))
+        refuse_unknown(given["tls"], known, f"{where}: tls: ")
         tls = ClientTls(**_with_underscores(given.pop("tls")))
     if "access-key" in given:
         credentials = Credentials(**_with_underscores(given))
     return RemotingClientSettings(tls=tls, credentials=credentials)
-
-
-def _refuse_unknown(given: Any, known: Sequence[str], where: str) -> None:
-    unknown = sorted(set(given) - set(known)) if isinstance(given, dict) else [given]
-    if unknown:
-        raise ConfigurationError(f"{where}{unknown[0]!r} is unknown; known are {', '.join(known)}")
 
 
 def _with_underscores(given: dict[str, Any]) -> dict[str, Any]:
@@ -168,16 +130,19 @@ def close_connections() -> None:
 # --- requests ------------------------------------------------------------
 
 
-def connect(name_servers: tuple[str, ...], client_file: str | None, retry_s: float = RETRY_S) -> ClusterConnection:
+def connect(
+    name_servers: tuple[str, ...], client_file: str | None, client: str | None = None, retry_s: float = RETRY_S
+) -> ClusterConnection:
     """Return this process's connection to a cluster.
 
     Args:
+        client_file, client: See `client_settings`.
         retry_s: See `ClusterConnection`.
 
     Raises:
         ConfigurationError: The access key or TLS settings of this machine are wrong.
     """
-    settings = client_settings(client_file)
+    settings = client_settings(client_file, client)
     key = ClusterConnection, name_servers, settings.credentials, settings.tls, retry_s
     return kept_connection(key, lambda: ClusterConnection(name_servers, settings, retry_s))
 

@@ -75,7 +75,7 @@ def open_broker(location: BrokerLocation, *, delivers: bool = True) -> Iterator[
         ConfigurationError: The access key or TLS settings of this machine are wrong.
     """
     if location.store is None:
-        settings = client_settings(location.client_file)
+        settings = client_settings(location.client_file, location.client)
         arguments = location.name_servers, settings.credentials, settings.tls
         yield kept_connection((RemoteBroker, *arguments), lambda: _started_client(*arguments))
         return

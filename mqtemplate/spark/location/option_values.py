@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
-from mqtemplate.spark.location.location import SECRET_OPTIONS
 from mqtemplate.topics import TIMER_TOPIC, check_topic
 from mqtemplate.user_code import did_you_mean
 
@@ -33,7 +32,7 @@ def known_options(
     *,
     aliases: Mapping[str, str] = MappingProxyType({}),
     ignored: Collection[str] = (),
-    hints: Mapping[str, str] = SECRET_OPTIONS,
+    hints: Mapping[str, str] = MappingProxyType({}),
     where: str = "",
 ) -> dict[str, str]:
     """Return options under their exact names.

@@ -26,7 +26,7 @@ from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.record.layout import QUEUE_ID_AT
 from mqtemplate.spark.location.connection import open_broker
 from mqtemplate.spark.location.folder import StoreFolder
-from mqtemplate.spark.location.location import PATH, BrokerLocation
+from mqtemplate.spark.location.location import CLIENT_OPTIONS, PATH, BrokerLocation
 from mqtemplate.spark.location.option_values import known_options, milliseconds
 from mqtemplate.spark.records.blocks import MAX_ROWS, RecordBlock, pieces
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, Records, number_column, timestamp_column
@@ -53,7 +53,7 @@ _TYPES |= dict.fromkeys(_TIMES, pa.timestamp("us", "UTC"))
 PENDING_SCHEMA = pa.schema([(name, _TYPES.get(name, pa.string())) for name in _ATTRIBUTES])
 """Columns of the view."""
 
-PENDING_OPTIONS = ("view", "store", "nameServer", "clientFile", "topic", "dueAfter", "dueBefore")
+PENDING_OPTIONS = ("view", "store", "nameServer", *CLIENT_OPTIONS, "topic", "dueAfter", "dueBefore")
 """Names for ``.option(...)``; case does not matter."""
 
 

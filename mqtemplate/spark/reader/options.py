@@ -11,11 +11,11 @@ from mqtemplate.record.compression import MAX_BODY_BYTES
 from mqtemplate.selectors.sql92 import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType
 from mqtemplate.spark.location import option_values as values
-from mqtemplate.spark.location.location import PATH, SECRET_OPTIONS, BrokerLocation
+from mqtemplate.spark.location.location import CLIENT_OPTIONS, PATH, BrokerLocation
 from mqtemplate.spark.records.offsets import GivenOffsets, parse_offsets, parse_queue_table
 
 OPTION_NAMES = (
-    *("store", "nameServer", "clientFile", "brokerName"),
+    *("store", "nameServer", *CLIENT_OPTIONS, "brokerName"),
     *("topic", "topicPattern", "assign", "tags", "subExpression", "sql", "group"),
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
@@ -51,10 +51,7 @@ _EXCLUSIVE = (
     ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp"),
     ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
 )
-_HINTS = {
-    "kafka.bootstrap.servers": "give the name servers of the cluster as option 'nameServer'",
-    **SECRET_OPTIONS,
-}
+_HINTS = {"kafka.bootstrap.servers": "give the name servers of the cluster as option 'nameServer'"}
 _WORDS = ("earliest", "latest", "group")
 _STRATEGIES = ("error", "latest")
 

@@ -14,22 +14,14 @@ import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructField, StructType
 
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.spark.location.location import refuse_secrets
 from mqtemplate.spark.location.option_values import is_pending_view
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.reader.task import Share, TaskReader
@@ -45,6 +37,15 @@ from mqtemplate.spark.records.offsets import (
 )
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA
 from mqtemplate.spark.records.schema import source_schema
+from mqtemplate.spark.records.versions import (
+    DataSourceStreamArrowWriter,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 if TYPE_CHECKING:
     from mqtemplate.spark.reader.planner import StoreReader
@@ -64,6 +65,8 @@ class MqTemplateSource(DataSource):
         return "mqtemplate"
 
     def schema(self) -> StructType:
+        if _PROVIDER in self.options:
+            refuse_secrets(self.options)
         if is_pending_view(self.options):
             pending: StructType = _load("pending.reader").pending_schema()
             return pending
@@ -201,16 +204,21 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
     - The first offset is determined once: Spark calls ``initialOffset`` twice, and must get equal offsets. The end of
       the first batch contains it, so that a restart repeats the same batch.
     - With ``Trigger.AvailableNow`` no message is read that was stored after the start.
+    - Spark 4.0 and 4.1 call ``latestOffset`` without arguments. Then the batch starts at the end of the last one that
+      was planned: of this object, or of the checkpoint, which Spark reports after a restart by ``partitions(end, end)``
+      before any other call. A query without either is new.
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._first: OffsetTable | None = None
         self._target: OffsetTable | None = None
+        self._planned: dict[str, Any] | None = None
         self._last_batch_s = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_first": None, "_target": None, "_last_batch_s": self._last_batch_s}
+        fresh = dict.fromkeys(("_first", "_target", "_planned"))
+        return {**super().__getstate__(), **fresh, "_last_batch_s": self._last_batch_s}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         if self._first is None:
@@ -231,7 +239,11 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return to_spark(self._plan.latest_offsets())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, Any]:
+        if start is None:
+            start = self.initialOffset() if self._planned is None else self._planned
         known = self._plan.from_checkpoint(start)
         latest = self._plan.latest_offsets()
         if not latest:
@@ -244,7 +256,7 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         end = self._end_of_batch(self._plan.with_new_queues(known), latest, limit)
         return next_to_spark(start, known, end, self._plan.selection)
 
-    def _end_of_batch(self, known: OffsetTable, latest: OffsetTable, limit: ReadLimit) -> OffsetTable:
+    def _end_of_batch(self, known: OffsetTable, latest: OffsetTable, limit: ReadLimit | None) -> OffsetTable:
         end = latest if self._target is None else self._target
         if isinstance(limit, ReadAllAvailable):
             return limited(known, end, None)
@@ -265,6 +277,9 @@ class StreamReader(_ReaderBase, DataSourceStreamReader, SupportsTriggerAvailable
         return False
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        self._planned = end
+        if start == end:
+            return []
         first = start_of_batch(start, end)
         return self._partitions(self._plan.from_checkpoint(first), self._plan.from_checkpoint(end))
 

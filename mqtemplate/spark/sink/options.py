@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
 from mqtemplate.spark.location import option_values as values
-from mqtemplate.spark.location.location import PATH, BrokerLocation
+from mqtemplate.spark.location.location import CLIENT_OPTIONS, PATH, BrokerLocation
 from mqtemplate.topics import check_send_topic
 from mqtemplate.user_code import did_you_mean
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 SINK_OPTIONS = (
-    *("store", "nameServer", "clientFile", "topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
+    *("store", "nameServer", *CLIENT_OPTIONS),
+    *("topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
     *("txnAppId", "txnVersion", "idempotent", "sendTimeoutMs"),
 )
 """Names for ``.option(...)``; case does not matter."""

@@ -13,7 +13,7 @@ from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from mqtemplate.broker import Broker, Capability, MessageSends
@@ -24,6 +24,7 @@ from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequ
 from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import SendResult, SequencedResult
 from mqtemplate.spark.location.connection import open_broker
+from mqtemplate.spark.records.versions import DataSourceStreamArrowWriter
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.rows import ColumnEncoder, OutgoingRow, RowReader
 

@@ -19,7 +19,7 @@ from tests.spark.bare_python import bare_python
 
 PROGRAM = """
 import sys
-import numpy, pyarrow, pyarrow.compute, pyspark.sql.datasource, pyspark.sql.streaming.datasource, pyspark.sql.types
+import numpy, pyarrow, pyarrow.compute, pyspark.sql.datasource, pyspark.sql.types
 before = set(sys.modules)
 import mqtemplate.spark.reader.source
 loaded = sorted(name for name in set(sys.modules) - before if name.startswith("mqtemplate"))

@@ -7,7 +7,6 @@ from structlog.testing import capture_logs
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import StoreError
@@ -16,6 +15,7 @@ from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark import LocalServer, source_schema
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.reader.source import StreamReader
+from mqtemplate.spark.records.versions import ReadAllAvailable
 
 
 def reader(broker: EmbeddedBroker) -> StreamReader:

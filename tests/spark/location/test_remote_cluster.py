@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
@@ -29,6 +28,7 @@ from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import Retries, close_connections, connect
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, record_batches
+from mqtemplate.spark.records.versions import ReadAllAvailable
 from tests.server.tool import Tool
 from tests.spark.conftest import ANY_PORT, Serve
 from tests.spark.reads import read, rows_of, stream_reader

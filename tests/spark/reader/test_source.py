@@ -14,7 +14,6 @@ pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
@@ -26,6 +25,7 @@ from mqtemplate.spark.reader.planner import StoreReader
 from mqtemplate.spark.reader.source import MqTemplateSource, StreamReader
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
 from mqtemplate.spark.records.schema import source_schema
+from mqtemplate.spark.records.versions import ReadAllAvailable, ReadMaxRows
 from tests.spark.reads import batch_reader, rows_of, source, stream_reader
 
 ALL = ReadAllAvailable()

@@ -176,10 +176,9 @@ def test_a_failed_send_ends_the_task_and_no_later_row_is_sent() -> None:
 
 def test_one_of_two_keys_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "spark-writer")
-    options = SinkOptions.parse({"nameServer": "127.0.0.1:1", "topic": "orders"})
 
     with pytest.raises(ConfigurationError, match=r"the environment of .* has only one of access-key and secret-key"):
-        publish(batches(1), options, SendSequence("query", 0, 0))
+        SinkOptions.parse({"nameServer": "127.0.0.1:1", "topic": "orders"})
 
 
 def test_a_write_uses_the_client_file_of_a_read(
