@@ -29,7 +29,7 @@ from bench.killed_server import (
 )
 from bench.peer import python_client
 from mqtemplate.engine.pop.receipt_handle import ReceiptHandle
-from mqtemplate.grpc_protos.enums import Code, GrpcMessageType, TransactionResolution
+from mqtemplate.grpc_protos.enums import ClientType, Code, GrpcMessageType, TransactionResolution
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 from tests.server.grpc_api.grpc_tool import GrpcTool, Telemetry, consumer_settings, message, producer_settings
 
@@ -218,17 +218,23 @@ class TransactionSender(Client):
 
 
 class Receiver(Client):
-    """Simple consumer of one topic, which handles messages in all ways that the protocol has."""
+    """Consumer of one topic, which handles messages in all ways that the protocol has.
 
-    def __init__(self, world: World, topic: str, number: int) -> None:
+    Args:
+        is_renewed: The server renews its deliveries, as for a push consumer; else it is a simple consumer.
+    """
+
+    def __init__(self, world: World, topic: str, number: int, *, is_renewed: bool = False) -> None:
         super().__init__(world, f"receiver-{topic}-{number}")
         self._topic = topic
+        self._is_renewed = is_renewed
         self._attempt_id = ""
         self._later: list[tuple[float, str, ReceiptHandle]] = []  # time, body and handle of what is acknowledged later
         self._left: list[tuple[str, ReceiptHandle]] = []
 
     def work(self, tool: GrpcTool, telemetry: Telemetry) -> None:
-        telemetry.report(consumer_settings(self._topic, self._topic))
+        kind = ClientType.PUSH_CONSUMER if self._is_renewed else ClientType.SIMPLE_CONSUMER
+        telemetry.report(consumer_settings(self._topic, self._topic, kind=kind))
         while not self.world.is_over:
             self._end_later(tool)
             self._receive(tool)
@@ -239,7 +245,11 @@ class Receiver(Client):
         count = self.chance.choice((1, 2, 8, 32))
         try:
             found = tool.receive(
-                *(self._topic, self._topic), count=count, invisible_s=_INVISIBLE_S, attempt_id=self._attempt_id
+                *(self._topic, self._topic),
+                count=count,
+                invisible_s=None if self._is_renewed else _INVISIBLE_S,
+                auto_renew=self._is_renewed,
+                attempt_id=self._attempt_id,
             )
         except grpc.RpcError:
             self.ledger.receive_failed(self._topic)
@@ -255,7 +265,7 @@ class Receiver(Client):
             handle = ReceiptHandle.parse(system.receipt_handle)
             stored_ms = system.store_timestamp.ToMilliseconds()
             delivery = Delivery(each.body.decode(), handle, system.delivery_attempt, started_ms, stored_ms, number)
-            self.ledger.delivered(self._topic, delivery)
+            self.ledger.delivered(self._topic, delivery, is_renewed=self._is_renewed)
             deliveries.append(delivery)
         for delivery in deliveries:
             self._handle(tool, delivery.body, delivery.handle)

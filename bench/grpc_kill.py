@@ -45,53 +45,65 @@ def kill_rounds(
     rounds: int,
     seed: int,
     *,
+    with_push: bool = True,
     with_python_client: bool = False,
     on_round: Callable[[int, Ledger], None] = lambda done, ledger: None,
 ) -> Ledger:
-    """Kill the server *rounds* times while clients work, then drain all messages, and return the ledger."""
-    world = World(folder, seed)
-    chance, server = random.Random(seed), world.server
-    server.start()
-    server.wait_until_ready()
-    other = PythonClient(world, folder) if with_python_client else None
-    if other is not None:
-        other.start()
-    with working_clients(world, [NORMAL, PYTHON] if with_python_client else [NORMAL]):
-        for done in range(rounds):
-            _wait_for_work(world, chance.randrange(1, _MOST_ANSWERS))
-            time.sleep(chance.uniform(0, 0.05))
-            if chance.random() < 0.07:
-                server.stop()
-                world.ledger.counts["stops"] += 1
-            elif chance.random() < 0.5:
-                server.kill_after_answer(chance.choice(_ACTIONS))
-                world.ledger.counts["kills"] += 1
-            else:
-                server.kill()
-                world.ledger.counts["kills"] += 1
-            server.start()
-            if chance.random() < 0.08:
-                time.sleep(chance.uniform(0, 0.8))
-                server.kill()
-                world.ledger.counts["kills during the start"] += 1
-                server.start()
-            server.wait_until_ready()
-            if other is not None and done % _PYTHON_ROUNDS == 0:
-                other.restart()
-            on_round(done + 1, world.ledger)
+    """Kill the server *rounds* times while clients work, then drain all messages, and return the ledger.
+
+    Args:
+        with_push: The consumer of transactions is a push consumer. What a kill takes from it comes a minute later.
+    """
+    world, chance = World(folder, seed), random.Random(seed)
+    topics = [NORMAL, PYTHON] if with_python_client else [NORMAL]
+    with contextlib.closing(world.server) as server:
+        server.start()
+        server.wait_until_ready()
+        other = PythonClient(world, folder) if with_python_client else None
         if other is not None:
-            other.restart()
-        _drain(world, other)
-    server.stop()
+            other.start()
+        with working_clients(world, topics, with_push=with_push):
+            for done in range(rounds):
+                _end_server(world, chance)
+                server.wait_until_ready()
+                if other is not None and done % _PYTHON_ROUNDS == 0:
+                    other.restart()
+                on_round(done + 1, world.ledger)
+            if other is not None:
+                other.restart()
+            _drain(world, other)
+        server.stop()
     _compare(folder / "store", world, other)
     return world.ledger
 
 
+def _end_server(world: World, chance: random.Random) -> None:
+    """Kill or stop the server after some work, and start it again; sometimes the start is killed too."""
+    server, counts = world.server, world.ledger.counts
+    _wait_for_work(world, chance.randrange(1, _MOST_ANSWERS))
+    time.sleep(chance.uniform(0, 0.05))
+    if chance.random() < 0.07:
+        server.stop()
+        counts["stops"] += 1
+    elif chance.random() < 0.5:
+        server.kill_after_answer(chance.choice(_ACTIONS))
+        counts["kills"] += 1
+    else:
+        server.kill()
+        counts["kills"] += 1
+    server.start()
+    if chance.random() < 0.08:
+        time.sleep(chance.uniform(0, 0.8))
+        server.kill()
+        counts["kills during the start"] += 1
+        server.start()
+
+
 @contextlib.contextmanager
-def working_clients(world: World, topics: Sequence[str]) -> Iterator[None]:
+def working_clients(world: World, topics: Sequence[str], *, with_push: bool) -> Iterator[None]:
     """Run the clients, and wait for their ends."""
     receivers = [Receiver(world, topic, number) for topic in (NORMAL, FIFO) for number in range(2)]
-    receivers += [Receiver(world, topic, 0) for topic in (DELAYED, TRANSACTIONS)]
+    receivers += [Receiver(world, DELAYED, 0), Receiver(world, TRANSACTIONS, 0, is_renewed=with_push)]
     clients: list[Client] = [
         *(Sender(world, topics), TransactionSender(world), *receivers),
         DeadLetterReceiver(world, NORMAL),  # the only group whose messages run out of attempts

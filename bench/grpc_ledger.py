@@ -202,8 +202,12 @@ class Ledger:
         with self._lock:
             self._failed[topic] += 1
 
-    def delivered(self, topic: str, delivery: Delivery) -> None:
-        """Note a delivery, and apply the rules to it."""
+    def delivered(self, topic: str, delivery: Delivery, *, is_renewed: bool = False) -> None:
+        """Note a delivery, and apply the rules to it.
+
+        Args:
+            is_renewed: The server renews it while its client lives: it is never late.
+        """
         with self._lock:
             entry = self._entries[delivery.body]
             self.counts["deliveries" if entry.last is None else "further deliveries"] += 1
@@ -215,7 +219,7 @@ class Ledger:
                 entry.done = Answer.NONE
             handle = delivery.handle
             entry.last, entry.counts, entry.failed = delivery, True, self._failed[topic]
-            entry.earliest_ms = entry.latest_ms = handle.expires_ms
+            entry.earliest_ms, entry.latest_ms = handle.expires_ms, None if is_renewed else handle.expires_ms
 
     def _check_allowed(self, entry: Entry, delivery: Delivery) -> None:
         handle = delivery.handle

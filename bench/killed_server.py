@@ -124,6 +124,11 @@ class KilledServer:
         if self._process.returncode != 0:
             self._ledger.fault(Kind.UNEXPECTED, f"SIGTERM: exit code {self._process.returncode}")
 
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        if self._process.poll() is None:
+            self.kill()
+
     def _close(self) -> None:
         self._process.wait(STOP_S)
         assert self._process.stdout is not None

@@ -29,6 +29,7 @@ from rocketmq import (  # type: ignore[import-not-found]
 _AWAIT_S = 5
 _INVISIBLE_S = 10
 _PAUSE_S = 0.02
+_PAUSE_AFTER_ERROR_S = 0.2
 
 
 def now_ms() -> int:
@@ -62,6 +63,7 @@ class Program:
                 producer.send(message)
             except Exception as error:
                 self._print("failed", request="send", error=f"{type(error).__name__}: {error}")
+                time.sleep(_PAUSE_AFTER_ERROR_S)
             else:
                 self._print("sent", body=body)
             time.sleep(_PAUSE_S)
@@ -78,7 +80,7 @@ class Program:
                 messages = consumer.receive(self._chance.choice((1, 4, 16)), _INVISIBLE_S) or ()
             except Exception as error:
                 self._print("failed", request="receive", error=f"{type(error).__name__}: {error}")
-                time.sleep(_PAUSE_S)
+                time.sleep(_PAUSE_AFTER_ERROR_S)
                 continue
             for message in messages:
                 self._print(
@@ -122,7 +124,7 @@ class Program:
                 client.startup()
             except Exception as error:
                 self._print("failed", request="startup", error=f"{type(error).__name__}: {error}")
-                time.sleep(_PAUSE_S)
+                time.sleep(_PAUSE_AFTER_ERROR_S)
             else:
                 self._print("started")
                 return client
