@@ -198,6 +198,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     def run_next(self) -> bool:
         """Handle the next item. Return False if none is ready."""
 
+    def resume(self) -> None:
+        """Let handlers be called again."""
+        self.is_paused = False
+
     def next_due(self) -> int | None:
         """Return when the next delayed item becomes ready; None if no item is delayed."""
         return self._delayed[0][0] if self._delayed else None

@@ -86,6 +86,12 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
         """Number of orders of which this member has messages that have not ended; a few more at times."""
         return max(0, len(self._orders) - self.deliveries.unsettled_count)
 
+    def resume(self) -> None:
+        now_ms = self.clock.steady_ms()
+        for delivery, _ in list(self._ready):
+            delivery.ready_ms = now_ms  # it did not wait for slow handlers
+        super().resume()
+
     def next_due(self) -> int | None:
         dues_ms = (super().next_due(), self._next_return_ms())
         return min((due_ms for due_ms in dues_ms if due_ms is not None), default=None)
@@ -332,8 +338,7 @@ class PopMembership(Membership):
         super().resize(number, maximum)
         self._notify_free()
 
-    def pause(self) -> None:
-        super().pause()
+    def wait_until_settled(self) -> None:
         if self._loop is None or not self._loop.is_current():
             limit_ms = self._settings.await_termination_millis_when_shutdown
             self.deliveries.wait_until_settled(time.monotonic() + limit_ms / 1_000)
@@ -346,7 +351,10 @@ class PopMembership(Membership):
 
     def _wake_pool(self) -> None:
         if self._pool is not None:
-            self._pool.wake()
+            try:
+                self._pool.wake()
+            except RuntimeError:  # no thread can be started: the polling thread tries again, and reports it
+                self.wake_polling()
 
     def _give_back(self) -> None:
         while True:

@@ -284,14 +284,16 @@ class PopDeliveries:
 
     def report(self) -> None:
         """Report the ends of messages that were noted so far."""
-        while self._ended:
+        left = len(self._ended)  # further ones are for the next step, so that renewals are not late
+        while left > 0:
             of_request: dict[tuple[_LaterDelivery | None, str], list[PopDelivery]] = {}
-            for _ in range(_MOST_AT_ONCE):
+            for _ in range(min(left, _MOST_AT_ONCE)):
                 try:
                     delivery = self._ended.popleft()
                 except IndexError:
-                    break
+                    break  # the end of another message has led to a report
                 of_request.setdefault((delivery.change, delivery.message.topic), []).append(delivery)
+            left -= _MOST_AT_ONCE
             for (change, topic), deliveries in of_request.items():
                 self._report(topic, change, deliveries)
             with self._settled:

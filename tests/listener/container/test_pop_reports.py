@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate import ConsumeMode, MessageExt, MessageRequestMode
+from mqtemplate import ConsumeMode, MessageExt, MessageRequestMode, PauseListener
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import BrokerError
 from mqtemplate.listener import ContainerState, message_listener
@@ -324,6 +324,34 @@ def test_messages_ahead_go_to_other_members_if_the_handlers_become_slow(app: App
     assert first.in_flight == 1
     assert [call for call in calls if call[0] == "other"] == [("other", str(number), 1) for number in range(101, 130)]
     assert first.renewals == (0, 0)
+
+
+def test_messages_ahead_are_kept_during_a_requested_pause(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str, int]] = []
+    released: list[str] = []
+    change_all, pauses = app.broker.pop.change_all, iter([True])
+
+    def note_releases(group: str, topic: str, receipts: Sequence[str], *arguments: Any, counts: bool = True) -> Results:
+        released.extend(() if counts else receipts)
+        return change_all(group, topic, receipts, *arguments, counts=counts)
+
+    def pausing(message: MessageExt) -> float:
+        if message.body == b"150" and next(pauses, False):
+            raise PauseListener("1h")
+        return 0.002
+
+    monkeypatch.setattr(app.broker.pop, "change_all", note_releases)
+    app.broker.create_topic("orders", 1)
+    container = app.listen(recorder(calls, "bill", pausing, consume_thread_number=1))
+    app.send("orders", *map(str, range(300)))
+    app.advance("30m")
+    ahead = container.in_flight
+    app.advance("1h")
+
+    assert ahead > 1
+    assert released == []
+    assert [int(body) for _, body, _ in calls] == [*range(151), *range(150, 300)]
+    assert {attempt for *_, attempt in calls} == {1}
 
 
 @pytest.mark.parametrize("mode", list(ConsumeMode))
