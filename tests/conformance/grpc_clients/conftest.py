@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.conformance.grpc_clients.matrix import PAGE, Matrix, Result
+from tests.conformance.grpc_clients.programs import CLIENTS
 from tests.conformance.grpc_clients.servers import OWN, SERVERS, GrpcServer
 from tests.conformance.servers import REAL
 
@@ -31,6 +33,25 @@ def guarded_server(server_name: str, tmp_path_factory: pytest.TempPathFactory) -
     _, start = SERVERS[server_name]
     with start(tmp_path_factory.mktemp("guarded")) as server:
         yield server
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests here server by server, and client by client: otherwise each server is started several times."""
+
+    def rank(item: pytest.Item) -> tuple[int, int]:
+        params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        return _index(SERVERS, params.get("server_name")), _index(CLIENTS, params.get("client"))
+
+    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    in_order = iter(sorted(here, key=rank))
+    positions = set(here)
+    items[:] = [next(in_order) if item in positions else item for item in items]
+
+
+def _index(names: Iterable[str], name: str | None) -> int:
+    """Return the position of a name, -1 without one."""
+    return list(names).index(name) if name is not None else -1
 
 
 # --- the matrix ----------------------------------------------------------------------------------------
