@@ -224,7 +224,7 @@ def test_a_python_and_a_java_member_share_the_messages(group: Group, server: Ser
     """Both send the same subscriptions, so that no heartbeat of one takes those of the other away."""
     mine: list[bytes] = []
 
-    @message_listener(group.topic, group.name, request_mode=MessageRequestMode.POP, payload_type=bytes)
+    @message_listener(group.topic, group.name, request_mode=MessageRequestMode.POP)
     def handle(body: bytes) -> None:
         mine.append(body)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NoReturn
 
-from mqtemplate.broker import Broker, BrokerAdmin, Capability
+from mqtemplate.broker import Broker, BrokerAdmin, Capability, TopicMessageType
 from mqtemplate.brokers.grpc.channels import Channels
 from mqtemplate.brokers.grpc.consuming import GrpcPop
 from mqtemplate.brokers.grpc.control import GrpcDelayedMessages, GrpcTransactions
@@ -220,12 +220,12 @@ class GrpcBroker(Broker):
         """See `Broker.queues`; a missing topic is an error."""
         return [each.queue for each in self._client.routes.get(check_send_topic(topic)).writable]
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         """See `Broker.create_topic`; this protocol cannot do it."""
+        wanted = "NORMAL (or FIFO, DELAY, TRANSACTION)" if message_type is None else message_type.value
         raise UnsupportedError(
             f"create topic {topic!r}: RocketMQ's gRPC protocol creates no topics; let an administrator do it: mqadmin "
-            f"updateTopic -c DefaultCluster -t {topic} -w {queue_count} -r {queue_count} -a +message.type=NORMAL (or "
-            "FIFO, DELAY, TRANSACTION)"
+            f"updateTopic -c DefaultCluster -t {topic} -w {queue_count} -r {queue_count} -a +message.type={wanted}"
         )
 
     def expect_topics(self, topics: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader
+from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
 from mqtemplate.brokers.remote.admin import RemoteAdmin
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure
@@ -132,9 +132,9 @@ class RemoteBroker(Broker):
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         return topic_queues(self._client.context, topic)
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         """Create a topic with *queue_count* queues on each broker, or give it more queues."""
-        create_topic(self._client.context, topic, queue_count)
+        create_topic(self._client.context, topic, queue_count, message_type)
 
     def topic_names(self) -> Sequence[str]:
         names = self._client.context.routes.name_servers.topics()
@@ -225,32 +225,51 @@ def topic_queues(context: ClientContext, topic: str) -> Sequence[MessageQueue]:
     return context.routes.publish_route(check_send_topic(topic)).write_queues
 
 
-def create_topic(context: ClientContext, topic: str, queue_count: int) -> None:
+def create_topic(
+    context: ClientContext, topic: str, queue_count: int, message_type: TopicMessageType | None = None
+) -> None:
     """Give *topic* at least *queue_count* queues on each broker, and wait until the name servers have them.
 
     Raises:
         BrokerError: A broker refused, or the name servers do not have the topic in time.
+        UnsupportedError: A broker is RocketMQ 4, which ignores the type of a topic.
     """
     check_send_topic(topic)
     if queue_count < 1:
         raise MessageError(f"a topic has 1 queue or more, got queue_count {queue_count}")
     counts = _queue_counts(context.routes, topic)
     masters = {name: by_id[MASTER_ID] for name, by_id in context.routes.brokers().items() if MASTER_ID in by_id}
-    changed = [name for name in masters if counts[name] < queue_count]
-    header = CreateTopicRequestHeader(
-        topic=context.namespace.wrap(topic),
-        default_topic=AUTO_CREATE_TOPIC,
-        read_queue_nums=queue_count,
-        write_queue_nums=queue_count,
-        perm=Perm.READ | Perm.WRITE,
-        topic_filter_type="SINGLE_TAG",
-        topic_sys_flag=0,
-        order=False,
-    )
+    changed = [name for name in masters if counts[name] < queue_count or message_type is not None]
+    if message_type is not None:
+        _check_types(context, topic, message_type, masters)
     for name in changed:
+        header = CreateTopicRequestHeader(
+            topic=context.namespace.wrap(topic),
+            default_topic=AUTO_CREATE_TOPIC,
+            read_queue_nums=max(queue_count, counts[name]),
+            write_queue_nums=max(queue_count, counts[name]),
+            perm=Perm.READ | Perm.WRITE,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            order=False,
+            attributes=None if message_type is None else f"+message.type={message_type.value}",
+        )
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         context.call(masters[name], request, f"create topic {topic!r}")
     _wait_for_route(context.routes, topic, queue_count, changed)
+
+
+def _check_types(
+    context: ClientContext, topic: str, message_type: TopicMessageType, masters: Mapping[str, str]
+) -> None:
+    """Raise `UnsupportedError` if a broker is too old for the type of a topic."""
+    context.instance.register_at(masters.values())
+    old = [name for name, address in sorted(masters.items()) if context.instance.is_before_5(address)]
+    if old:
+        raise UnsupportedError(
+            f"topic {topic!r} with messages of type {message_type.value}: broker {', '.join(old)} is RocketMQ 4, which "
+            "ignores the type of a topic; leave the type out, or upgrade the broker"
+        )
 
 
 def _wait_for_route(routes: RouteTable, topic: str, queue_count: int, broker_names: list[str]) -> None:
