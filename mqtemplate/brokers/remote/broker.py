@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
+from mqtemplate.broker import BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
 from mqtemplate.brokers.remote.admin import RemoteAdmin
+from mqtemplate.brokers.remote.client_broker import ClientBroker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
@@ -18,106 +18,48 @@ from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.clock import Clock
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
-from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
+from mqtemplate.errors import BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
-from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic, is_application_topic, is_reply_topic
 
 _log = get_logger("mqtemplate.remote")
 
 
-class RemoteBroker(Broker):
+class RemoteBroker(ClientBroker[ClusterClient]):
     """A client of a RocketMQ cluster.
 
     - Each object has its own client id and connections, so several of them in one process share nothing.
     - Its reads return all messages that it has sent.
-    - It works in the process that starts it. After a fork, the child needs an object of its own; `close` does nothing
-      there.
     - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`.
     """
 
     def __init__(self, settings: RemoteSettings, clock: Clock | None = None) -> None:
+        super().__init__("cluster", "this client of a cluster", clock)
         self.settings = settings
-        self.clock = clock or SystemClock()
         self._levels = DelayLevels.parse(settings.message_delay_level)
-        self.name = "cluster"
         self.capabilities = frozenset[Capability]()
-        self._lifecycle = threading.Lock()
-        self._owner = OwnerProcess("this client of a cluster")
-        self._started: ClusterClient | None = None
-        self._threads: list[ServiceThread] = []
 
-    # --- start and close -----------------------------------------------------------------------
+    def _new_client(self) -> ClusterClient:
+        return ClusterClient(self.settings, self.clock)
 
-    def start(self) -> None:
-        """Find the brokers and register at them.
+    def _opened(self, client: ClusterClient) -> None:
+        self.name, self.capabilities = client.name, client.capabilities()
 
-        Raises:
-            RemoteConnectError: No name server answers.
-        """
-        with self._lifecycle:
-            if self._started is not None:
-                return
-            client = ClusterClient(self.settings, self.clock)
-            try:
-                client.open()
-                name, capabilities = client.name, client.capabilities()
-            except BaseException:
-                client.close()
-                raise
-            self._owner = OwnerProcess("this client of a cluster")
-            self.name, self.capabilities, self._started = name, capabilities, client
-            if not self.clock.is_virtual:
-                self._threads = [
-                    ServiceThread(f"mqtemplate-{name}", services, self.clock, _report)
-                    for name, services in client.service_groups().items()
-                ]
-                for thread in self._threads:
-                    thread.start()
-        _log.debug("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
-
-    def close(self) -> None:
-        if not self._owner.is_current:
-            return  # connections and threads belong to the parent process
-        with self._lifecycle:
-            client, self._started = self._started, None
-            threads, self._threads = self._threads, []
-            if client is None:
-                return
-            client.leave()
-            for thread in threads:
-                thread.stop()
-            client.close()
-        _log.debug("broker.stopped", broker=self.name)
-
-    def services(self) -> Sequence[Service]:
-        client = self._started
-        return [] if client is None else [service for group in client.service_groups().values() for service in group]
-
-    @property
-    def _client(self) -> ClusterClient:
-        if self._started is None:
-            raise BrokerClosedError(
-                f"broker {self.name!r} is not running; call start() first, or use it in a with block"
-            )
-        return self._started
+    def _leave(self, client: ClusterClient) -> None:
+        client.leave()
 
     @property
     def client_context(self) -> ClientContext:
         """Routes, namespace and connections of this client, for the requests of administrators."""
         return self._client.context
-
-    def outage(self) -> str | None:
-        return "the client is not running" if self._started is None else self._started.outages.describe()
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:
@@ -203,14 +145,6 @@ class RemoteBroker(Broker):
         change_delay_levels(self._client.context, text)
         self._levels = self._client.producer.factory.levels = levels
         self._client.delay_configs.forget()
-
-
-def _report(service: Service, error: Exception, repeated: int) -> None:
-    """Log a failed step; the service repeats it."""
-    if isinstance(error, BrokerError):
-        log_failure(_log, "remote.service_failed", error, service=service.name, repeated=repeated)
-    else:
-        _log.error("remote.service_failed", service=service.name, repeated=repeated, exc_info=error)
 
 
 # --- topics ---------------------------------------------------------------------------------------
