@@ -12,7 +12,14 @@ from mqtemplate.broker.admin import (
     TopicKind,
     unknown_name,
 )
-from mqtemplate.broker.broker import Broker, Capability, DiskSpace, RetentionHold, StoreHealth
+from mqtemplate.broker.broker import (
+    Broker,
+    Capability,
+    DiskSpace,
+    RetentionHold,
+    StoreHealth,
+    TopicMessageType,
+)
 from mqtemplate.broker.parts import (
     CheckTransaction,
     ConsumeFromWhere,
@@ -60,6 +67,7 @@ __all__ = [
     "StoreHealth",
     "TopicInfo",
     "TopicKind",
+    "TopicMessageType",
     "Transactions",
     "unknown_name",
 ]

@@ -56,6 +56,20 @@ class Capability(Enum):
     POP = "POP consumption"
 
 
+class TopicMessageType(Enum):
+    """Type of the messages of a topic. RocketMQ 5: the attribute ``message.type``, which its proxy checks.
+
+    A topic without a type takes all messages by the remoting protocol, and NORMAL ones by gRPC.
+    """
+
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    PRIORITY = "PRIORITY"
+    MIXED = "MIXED"
+
+
 @dataclass(frozen=True, slots=True)
 class DiskSpace:
     """Space of the disk of a store directory, as ``df`` counts it.
@@ -227,8 +241,24 @@ class Broker(ABC):
         """
 
     @abstractmethod
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
-        """Create a topic, or add queues to it."""
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
+        """Create a topic, or add queues to it.
+
+        Args:
+            message_type: None leaves the type of an existing topic as it is.
+
+        Raises:
+            UnsupportedError: The broker creates no topics, or has no types of messages.
+        """
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic of applications, with the offsets of all groups in it.
+
+        Raises:
+            UnknownNameError: An embedded broker does not have it.
+            UnsupportedError: The broker does not delete topics.
+        """
+        self.admin().delete_topic(topic)
 
     def topic_names(self) -> Sequence[str]:
         """Return the names of all topics of applications; the topics of the broker itself are left out.

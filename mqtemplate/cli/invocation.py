@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 from urllib.parse import urlsplit
 
 import typer
+from typer.core import TyperGroup
 
 from mqtemplate.cli.formats import preview_lines
 from mqtemplate.cli.output import Output, print_line
@@ -359,6 +360,8 @@ def _text_of(file: Path) -> str:
         return opened.read(_MAX_TOKEN)
 
 
+_DEFAULT_COMMAND = "ls"
+
 # --- the program --------------------------------------------------------------------------------
 
 # Plain help: with rich each call for help would take another tenth of a second.
@@ -386,11 +389,28 @@ def _program(
     """Delayed messages for Python, with RocketMQ's protocol: commands for operators."""
 
 
-def command_group(name: str, text: str) -> typer.Typer:
-    """Add a group of commands to the program, with the first line of its help, and return it."""
-    group = typer.Typer(help=text, no_args_is_help=True)
+def command_group(name: str, text: str, *, has_default: bool = False) -> typer.Typer:
+    """Add a group of commands to the program, with the first line of its help, and return it.
+
+    Args:
+        has_default: Words that name no command of the group are those of its command ``ls``.
+    """
+    group = typer.Typer(help=text, no_args_is_help=not has_default, cls=_GroupWithDefault if has_default else None)
     TOP.add_typer(group, name=name)
     return group
+
+
+class _GroupWithDefault(TyperGroup):
+    """Group of commands in which ``ls`` may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if is_named else [_DEFAULT_COMMAND, *args])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        default = self.commands[_DEFAULT_COMMAND]
+        words = next(each for each in default.params if each.param_type_name == "argument")
+        return [*super().shell_complete(ctx, incomplete), *words.shell_complete(ctx, incomplete)]
 
 
 def command(

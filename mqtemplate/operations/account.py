@@ -20,6 +20,7 @@ from mqtemplate.broker import (
     RetentionHold,
     StoreHealth,
     TopicKind,
+    TopicMessageType,
     Transactions,
     unknown_name,
 )
@@ -215,10 +216,10 @@ class AccountBroker(Broker):
         self._rights.check(topic_need(topic, _EITHER))
         return self._broker.queues(topic)
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         if topic != MARKS_TOPIC:
             self._rights.check_role(AccountRole.ADMIN, "creating a topic")
-        self._broker.create_topic(topic, queue_count)
+        self._broker.create_topic(topic, queue_count, message_type=message_type)
 
     def topic_names(self) -> Sequence[str]:
         return [topic for topic in self._broker.topic_names() if self._rights.may_list(topic)]

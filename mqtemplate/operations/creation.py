@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
-from mqtemplate.broker import OffsetChange, QueueSpan, TopicKind
+from mqtemplate.broker import OffsetChange, QueueSpan, TopicKind, TopicMessageType
 from mqtemplate.errors import MessageError, UnknownNameError
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.audit import OldValue
@@ -53,13 +53,23 @@ class TopicCreated(Change):
 
     Args:
         queue_count: Number of its queues, on each broker of a cluster.
+        message_type: Type of the messages of a new topic.
         target: Further fields of the audit log.
 
     Raises:
-        MessageError: The name or the number is not allowed, or the topic has as many queues already.
+        MessageError: The name or the number is not allowed, the topic has as many queues already, or it exists and a
+            type is given: producers would be refused.
     """
 
-    def __init__(self, access: BrokerAccess, topic: str, queue_count: int, **target: object) -> None:
+    def __init__(
+        self,
+        access: BrokerAccess,
+        topic: str,
+        queue_count: int,
+        *,
+        message_type: TopicMessageType | None = None,
+        **target: object,
+    ) -> None:
         if not 1 <= queue_count <= MAX_QUEUES:
             raise MessageError(f"a topic has 1 to {MAX_QUEUES:,} queues, got {queue_count}")
         by_broker: dict[str, int] = {}
@@ -70,17 +80,26 @@ class TopicCreated(Change):
             raise MessageError(
                 f"topic {topic!r} exists with {self._before} queues, and queues cannot be removed; give a larger number"
             )
-        fields = {"topic": topic, "queues": queue_count, "queues_before": self._before}
+        if self._before and message_type is not None:
+            raise MessageError(
+                f"topic {topic!r} exists, and another type would make proxies refuse what its producers send; leave "
+                f"the type out, or change it: mqadmin updateTopic -t {topic} -a +message.type={message_type.value}"
+            )
+        fields: dict[str, object] = {"topic": topic, "queues": queue_count, "queues_before": self._before}
+        if message_type is not None:
+            fields["message_type"] = message_type.value
         super().__init__("topics.create", {**fields, **target}, is_named=True, can_be_undone=not self._before)
         self._access = access
         self._topic = topic
         self._queue_count = queue_count
+        self._message_type = message_type
 
     @property
     def title(self) -> str:
         if self._before:
             return f"Give topic {self._topic!r} {self._queue_count} queues instead of {self._before}"
-        return f"Create topic {self._topic!r} with {self._queue_count} queue{'s' * (self._queue_count > 1)}"
+        of_type = f" for messages of type {self._message_type.value}" if self._message_type is not None else ""
+        return f"Create topic {self._topic!r} with {self._queue_count} queue{'s' * (self._queue_count > 1)}{of_type}"
 
     @cached_property
     def preview(self) -> ChangePreview:
@@ -92,7 +111,8 @@ class TopicCreated(Change):
         yield from ()
 
     def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        self._access.open_for_changes().create_topic(self._topic, self._queue_count)
+        broker = self._access.open_for_changes()
+        broker.create_topic(self._topic, self._queue_count, message_type=self._message_type)
         return ChangeResult(f"topic {self._topic!r} has {self._queue_count} queues", {})
 
 
@@ -133,8 +153,8 @@ class TopicDeleted(Change):
             topics={found.name: found.message_count} if found.message_count else {},
             has_effect=True,
             notes=tuple(notes),
-            undo="It can be undone: the topic is created again, with as many queues. The offsets of its groups are "
-            "gone then, and a RocketMQ broker of Apache has deleted the messages.",
+            undo="It can be undone: the topic is created again, with as many queues and without a message type. The "
+            "offsets of its groups are gone then, and a RocketMQ broker of Apache has deleted the messages.",
         )
 
     def old_values(self) -> Iterator[OldValue]:
@@ -145,7 +165,7 @@ class TopicDeleted(Change):
                     yield {"group": group, **offset_value(OffsetChange(each.queue, each.committed, 0)), "after": None}
 
     def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        self._access.open_for_changes().admin().delete_topic(self._found.name)
+        self._access.open_for_changes().delete_topic(self._found.name)
         on_progress(self._found.message_count)
         return ChangeResult(f"deleted topic {self._found.name!r}", {})
 

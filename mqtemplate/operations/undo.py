@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from mqtemplate.errors import MessageError
 from mqtemplate.operations.access import BrokerAccess
@@ -63,7 +64,8 @@ _BY_FACTS: Mapping[str, Callable[[LoggedChange], str | None]] = {
 
 
 def _undo_by_facts(access: BrokerAccess, change: LoggedChange) -> Change:
-    facts, target = change.facts, {"undo_of": change.id}
+    facts = change.facts
+    target: dict[str, Any] = {"undo_of": change.id}
     if change.action == "topics.create":
         return TopicDeleted(access, str(facts["topic"]), **target)
     if change.action == "topics.delete":

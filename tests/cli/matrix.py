@@ -100,6 +100,7 @@ COMMANDS: dict[str, Words] = {
     "dlq purge": _letter("purge", 2, "--yes"),
     "offsets reset": _fixed("offsets", "reset", "billing", "orders", "--to", "earliest", "--yes"),
     "offsets forget": _fixed("offsets", "forget", "billing", "--yes"),
+    "topics create": _fixed("topics", "create", "refunds", "--queues", "2", "--type", "FIFO", "--yes"),
     "undo": lambda place: ["undo", _newest_change(place), "--yes", "--name-server", place.run.name_server],
     "bench": _fixed("bench", "--count", "20", "--topic", "bench"),
     # commands for a running application on the broker
@@ -112,6 +113,7 @@ COMMANDS: dict[str, Words] = {
     "schedules pause": _of_application("schedules", "pause", "report"),
     "schedules resume": _of_application("schedules", "resume", "report"),
     "schedules trigger": _of_application("schedules", "trigger", "report"),
+    "topics delete": _fixed("topics", "delete", "reminders", "--yes"),
 }
 _LINES = ("tail",)
 """Commands that write a JSON document for each line."""

@@ -91,7 +91,7 @@ def test_a_column_that_does_not_exist_is_an_error() -> None:
 def test_names_are_completed_from_the_broker(on_folder: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell asks with the options before the word; without a broker there is no name and no error."""
     monkeypatch.setattr("mqtemplate.cli.invocation._COMPLETION_S", PATIENCE_S)
-    command = get_command(TOP).commands["topics"]  # type: ignore[attr-defined]
+    command = get_command(TOP).commands["topics"].commands["ls"]  # type: ignore[attr-defined]
     argument = next(each for each in command.params if each.param_type_name == "argument")
 
     def complete(name_server: str) -> list[str]:

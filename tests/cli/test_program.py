@@ -25,8 +25,9 @@ from tests.waiting import PATIENCE_S
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 COMMANDS = [
-    *("broker", "capabilities", "send", "tail", "messages", "topics", "groups", "beans", "conditions", "bench"),
+    *("broker", "capabilities", "send", "tail", "messages", "groups", "beans", "conditions", "bench"),
     *("doctor", "simulate", "offsets show", "offsets reset", "offsets forget", "config show"),
+    *(f"topics {verb}" for verb in ("ls", "create", "delete")),
     *(f"delayed {verb}" for verb in ("ls", "show", "cancel", "reschedule", "purge", "histogram")),
     *(f"dlq {verb}" for verb in ("ls", "show", "diff", "edit", "resend", "purge")),
 ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from bench.peer.java_client import PeerMessage
+from mqtemplate import MessageRequestMode, MQApplication, message_listener
 from tests.conformance.java_clients import Case
 from tests.conformance.servers import Server
 from tests.waiting import eventually
@@ -217,3 +218,31 @@ def test_a_deleted_topic_takes_its_retries_along(group: Group) -> None:
 
     eventually(lambda: retry_topic not in group.case.tools.mqadmin("topicList"), "it is deleted", timeout_s=60)
     assert member
+
+
+def test_a_python_and_a_java_member_share_the_messages(group: Group, server: Server) -> None:
+    """Both send the same subscriptions, so that no heartbeat of one takes those of the other away."""
+    mine: list[bytes] = []
+
+    @message_listener(group.topic, group.name, request_mode=MessageRequestMode.POP)
+    def handle(body: bytes) -> None:
+        mine.append(body)
+
+    settings = {"rocketmq.name-server": server.address, "rocketmq.producer.send-message-timeout": 30_000}
+    sent: list[bytes] = []
+    java = group.join()
+    with MQApplication(handle, settings=settings, environment={}):
+        for number in range(400):
+            sent.append(b"%d" % number)
+            group.send(sent[-1])
+            if mine and group.handled(java, 1, 0):
+                break
+        eventually(lambda: len(mine) + len(group.handled(java, 0, 0)) >= len(sent), "all are handled", timeout_s=60)
+        theirs = [message.body for message in group.handled(java, 0, 0)]
+        group.leave()
+        group.send(b"alone")
+        eventually(lambda: b"alone" in mine, "the Python member handles the message", timeout_s=60)
+
+    assert mine
+    assert theirs
+    assert Counter(mine + theirs) == Counter([*sent, b"alone"])

@@ -70,6 +70,7 @@ NOT_OVER_GRPC = {
     "test_a_queue_keeps_the_order_of_its_messages": _QUEUE,
     "test_an_unknown_topic_is_created": "the protocol creates no topics",
     "test_the_topics_of_applications_are_listed": "the protocol lists no topics",
+    "test_a_deleted_topic_is_gone_with_its_messages": "the protocol deletes no topics",
     "test_a_batch_is_stored_in_one_queue_and_in_order": _QUEUE,
     "test_a_batch_is_stored_in_the_given_queue": _QUEUE,
     "test_each_of_many_messages_at_the_same_time_has_its_own_position": _FLAG,

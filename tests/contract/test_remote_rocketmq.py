@@ -11,13 +11,15 @@ import pytest
 
 from bench.peer.jvm import unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
-from mqtemplate.broker import Broker, Capability
+from mqtemplate.broker import Broker, Capability, TopicMessageType
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.remoting.protocol.bodies.route import TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.codes import RequestCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
+from mqtemplate.remoting.protocol.headers.admin import GetAllTopicConfigRequestHeader
 from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
 from mqtemplate.topics import TIMER_TOPIC
 from tests.waiting import eventually
@@ -243,6 +245,19 @@ def test_a_client_with_a_namespace_lists_only_its_messages(rocketmq_5: str, tmp_
         assert [each.msg_id for each in outside.broker.delayed.pending(PendingQuery(topic=topic)).messages] == [
             sent.msg_id
         ]
+
+
+def test_rocketmq_stores_the_type_of_a_topic(rocketmq_5: str, tmp_path: Path) -> None:
+    with connected(rocketmq_5, tmp_path) as under_test:
+        topic, broker = under_test.name("typed"), under_test.broker
+        broker.create_topic(topic, 2, message_type=TopicMessageType.DELAY)
+
+        client = broker._client  # type: ignore[attr-defined]
+        request = RemotingCommand.request(RequestCode.GET_ALL_TOPIC_CONFIG, GetAllTopicConfigRequestHeader())
+        response = client.context.call(client.context.routes.address("broker-a"), request, "read the topics")
+        config = TopicConfigSerializeWrapper.decode(response.body).topic_config_table[topic]
+
+        assert (config.attributes, config.write_queue_nums) == ({"message.type": "DELAY"}, 2)
 
 
 # --- cancel and reschedule: recall, and recall after another send -----------------------------------

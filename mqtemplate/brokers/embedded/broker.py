@@ -31,6 +31,7 @@ from mqtemplate.broker import (
     RetentionHold,
     StoreHealth,
     TopicKind,
+    TopicMessageType,
     Transactions,
     unknown_name,
 )
@@ -148,9 +149,12 @@ class EmbeddedBroker(Broker):
     def expect_topics(self, topics: Iterable[str]) -> None:
         self.engine.routes.unknown.expect(topics)
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         self._check_open()
         self.engine.routes.create(topic, queue_count)
+        if message_type is not None:
+            attributes = (self.engine.topics.config(topic) or {}).get("attributes", {})
+            self.engine.topics.update(topic, {"attributes": attributes | {"message.type": message_type.value}})
 
     # --- operators -----------------------------------------------------------------------------
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NoReturn
 
-from mqtemplate.broker import Broker, BrokerAdmin, Capability
+from mqtemplate.broker import BrokerAdmin, Capability, TopicMessageType
 from mqtemplate.brokers.grpc.channels import Channels
 from mqtemplate.brokers.grpc.consuming import GrpcPop
 from mqtemplate.brokers.grpc.control import GrpcDelayedMessages, GrpcTransactions
@@ -15,17 +14,17 @@ from mqtemplate.brokers.grpc.member import GrpcGroups
 from mqtemplate.brokers.grpc.producing import GrpcProducer, Later
 from mqtemplate.brokers.grpc.sessions import ClientSession, ProxyContext, Routes, new_client_id
 from mqtemplate.brokers.grpc.settings import GrpcSettings
+from mqtemplate.brokers.remote.client_broker import ClientBroker
 from mqtemplate.brokers.remote.cluster.failures import Outages, log_failure
-from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
+from mqtemplate.clock import Clock
+from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code
 from mqtemplate.message import Message, MessageExt, MessageQueue
-from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import PullResult
 from mqtemplate.selectors.tags import Selector
-from mqtemplate.services import PeriodicService, Service, ServiceThread
+from mqtemplate.services import PeriodicService, Service
 from mqtemplate.topics import check_send_topic
 
 _log = get_logger("mqtemplate.remote")
@@ -127,83 +126,28 @@ class _Client:
         self.channels.close()
 
 
-class GrpcBroker(Broker):
+class GrpcBroker(ClientBroker[_Client]):
     """A client of RocketMQ 5's proxy, over gRPC.
 
     - The proxy chooses the queue of each message, and which member receives it. Topics and groups are created by an
       administrator.
-    - It works in the process that starts it. After a fork, the child needs an object of its own; `close` does nothing
-      there. grpcio itself does not work in a child of a process that has used it.
+    - grpcio does not work in a child of a process that has used it.
     """
 
     def __init__(self, settings: GrpcSettings, clock: Clock | None = None) -> None:
+        super().__init__(str(settings.parsed_endpoints), "this client of a proxy", clock)
         self.settings = settings
-        self.clock = clock or SystemClock()
-        self.name = str(settings.parsed_endpoints)
         self.capabilities = CAPABILITIES
-        self._lifecycle = threading.Lock()
-        self._owner = OwnerProcess("this client of a proxy")
-        self._started: _Client | None = None
-        self._threads: list[ServiceThread] = []
         self._reader = _NoReader()
         self._requests = _NoRequests()
 
-    # --- start and close -----------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Connect to the proxy.
-
-        Raises:
-            RemoteConnectError: It does not answer.
-        """
-        with self._lifecycle:
-            if self._started is not None:
-                return
-            client = _Client(self.settings, self.clock)
-            try:
-                client.open()
-            except BaseException:
-                client.close()
-                raise
-            self._owner = OwnerProcess("this client of a proxy")
-            self._started = client
-            if not self.clock.is_virtual:
-                self._threads = [
-                    ServiceThread(f"mqtemplate-{name}", services, self.clock, _report)
-                    for name, services in client.service_groups().items()
-                ]
-                for thread in self._threads:
-                    thread.start()
-        _log.debug("broker.started", broker=self.name)
-
-    def close(self) -> None:
-        if not self._owner.is_current:
-            return  # connections and threads belong to the parent process
-        with self._lifecycle:
-            client, self._started = self._started, None
-            threads, self._threads = self._threads, []
-            if client is None:
-                return
-            for thread in threads:
-                thread.stop()
-            client.close()
-        _log.debug("broker.stopped", broker=self.name)
-
-    def services(self) -> Sequence[Service]:
-        client = self._started
-        return [] if client is None else [service for group in client.service_groups().values() for service in group]
+    def _new_client(self) -> _Client:
+        return _Client(self.settings, self.clock)
 
     @property
     def _client(self) -> _Client:
-        self._owner.check()
-        if self._started is None:
-            raise BrokerClosedError(
-                f"broker {self.name!r} is not running; call start() first, or use it in a with block"
-            )
-        return self._started
-
-    def outage(self) -> str | None:
-        return "the client is not running" if self._started is None else self._started.outages.describe()
+        self._owner.check()  # grpcio does not work after a fork, and raises no error of its own
+        return super()._client
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:
@@ -220,12 +164,12 @@ class GrpcBroker(Broker):
         """See `Broker.queues`; a missing topic is an error."""
         return [each.queue for each in self._client.routes.get(check_send_topic(topic)).writable]
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         """See `Broker.create_topic`; this protocol cannot do it."""
+        wanted = "NORMAL (or FIFO, DELAY, TRANSACTION)" if message_type is None else message_type.value
         raise UnsupportedError(
             f"create topic {topic!r}: RocketMQ's gRPC protocol creates no topics; let an administrator do it: mqadmin "
-            f"updateTopic -c DefaultCluster -t {topic} -w {queue_count} -r {queue_count} -a +message.type=NORMAL (or "
-            "FIFO, DELAY, TRANSACTION)"
+            f"updateTopic -c DefaultCluster -t {topic} -w {queue_count} -r {queue_count} -a +message.type={wanted}"
         )
 
     def expect_topics(self, topics: Iterable[str]) -> None:
@@ -273,14 +217,6 @@ class GrpcBroker(Broker):
     @property
     def delayed(self) -> GrpcDelayedMessages:
         return self._client.delayed
-
-
-def _report(service: Service, error: Exception, repeated: int) -> None:
-    """Log a failed step; the service repeats it."""
-    if isinstance(error, BrokerError):
-        log_failure(_log, "remote.service_failed", error, service=service.name, repeated=repeated)
-    else:
-        _log.error("remote.service_failed", service=service.name, repeated=repeated, exc_info=error)
 
 
 # --- parts that the protocol does not have ----------------------------------------------------------

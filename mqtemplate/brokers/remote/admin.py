@@ -109,6 +109,7 @@ class RemoteAdmin(BrokerAdmin):
             request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
             self._context.call(address, request, f"delete topic {topic!r}")
         self._context.routes.name_servers.delete_topic(topic)
+        self._context.routes.forget(topic)
 
     def groups_of(self, topic: str) -> list[str]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))

@@ -7,10 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import Broker, BrokerAdmin, Capability, DelayedMessages, MessageReader
+from mqtemplate.broker import BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
 from mqtemplate.brokers.remote.admin import RemoteAdmin
+from mqtemplate.brokers.remote.client_broker import ClientBroker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
@@ -18,106 +18,48 @@ from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.clock import Clock
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL
-from mqtemplate.errors import BrokerClosedError, BrokerError, ConfigurationError, MessageError, UnsupportedError
+from mqtemplate.errors import BrokerError, ConfigurationError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.processes import OwnerProcess
 from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
-from mqtemplate.services import Service, ServiceThread
 from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic, is_application_topic, is_reply_topic
 
 _log = get_logger("mqtemplate.remote")
 
 
-class RemoteBroker(Broker):
+class RemoteBroker(ClientBroker[ClusterClient]):
     """A client of a RocketMQ cluster.
 
     - Each object has its own client id and connections, so several of them in one process share nothing.
     - Its reads return all messages that it has sent.
-    - It works in the process that starts it. After a fork, the child needs an object of its own; `close` does nothing
-      there.
     - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`.
     """
 
     def __init__(self, settings: RemoteSettings, clock: Clock | None = None) -> None:
+        super().__init__("cluster", "this client of a cluster", clock)
         self.settings = settings
-        self.clock = clock or SystemClock()
         self._levels = DelayLevels.parse(settings.message_delay_level)
-        self.name = "cluster"
         self.capabilities = frozenset[Capability]()
-        self._lifecycle = threading.Lock()
-        self._owner = OwnerProcess("this client of a cluster")
-        self._started: ClusterClient | None = None
-        self._threads: list[ServiceThread] = []
 
-    # --- start and close -----------------------------------------------------------------------
+    def _new_client(self) -> ClusterClient:
+        return ClusterClient(self.settings, self.clock)
 
-    def start(self) -> None:
-        """Find the brokers and register at them.
+    def _opened(self, client: ClusterClient) -> None:
+        self.name, self.capabilities = client.name, client.capabilities()
 
-        Raises:
-            RemoteConnectError: No name server answers.
-        """
-        with self._lifecycle:
-            if self._started is not None:
-                return
-            client = ClusterClient(self.settings, self.clock)
-            try:
-                client.open()
-                name, capabilities = client.name, client.capabilities()
-            except BaseException:
-                client.close()
-                raise
-            self._owner = OwnerProcess("this client of a cluster")
-            self.name, self.capabilities, self._started = name, capabilities, client
-            if not self.clock.is_virtual:
-                self._threads = [
-                    ServiceThread(f"mqtemplate-{name}", services, self.clock, _report)
-                    for name, services in client.service_groups().items()
-                ]
-                for thread in self._threads:
-                    thread.start()
-        _log.debug("broker.started", broker=self.name, name_servers=list(self.settings.name_servers))
-
-    def close(self) -> None:
-        if not self._owner.is_current:
-            return  # connections and threads belong to the parent process
-        with self._lifecycle:
-            client, self._started = self._started, None
-            threads, self._threads = self._threads, []
-            if client is None:
-                return
-            client.leave()
-            for thread in threads:
-                thread.stop()
-            client.close()
-        _log.debug("broker.stopped", broker=self.name)
-
-    def services(self) -> Sequence[Service]:
-        client = self._started
-        return [] if client is None else [service for group in client.service_groups().values() for service in group]
-
-    @property
-    def _client(self) -> ClusterClient:
-        if self._started is None:
-            raise BrokerClosedError(
-                f"broker {self.name!r} is not running; call start() first, or use it in a with block"
-            )
-        return self._started
+    def _leave(self, client: ClusterClient) -> None:
+        client.leave()
 
     @property
     def client_context(self) -> ClientContext:
         """Routes, namespace and connections of this client, for the requests of administrators."""
         return self._client.context
-
-    def outage(self) -> str | None:
-        return "the client is not running" if self._started is None else self._started.outages.describe()
 
     @property
     def delay_levels_ms(self) -> Sequence[int]:
@@ -132,9 +74,9 @@ class RemoteBroker(Broker):
     def queues(self, topic: str) -> Sequence[MessageQueue]:
         return topic_queues(self._client.context, topic)
 
-    def create_topic(self, topic: str, queue_count: int = 4) -> None:
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         """Create a topic with *queue_count* queues on each broker, or give it more queues."""
-        create_topic(self._client.context, topic, queue_count)
+        create_topic(self._client.context, topic, queue_count, message_type)
 
     def topic_names(self) -> Sequence[str]:
         names = self._client.context.routes.name_servers.topics()
@@ -205,14 +147,6 @@ class RemoteBroker(Broker):
         self._client.delay_configs.forget()
 
 
-def _report(service: Service, error: Exception, repeated: int) -> None:
-    """Log a failed step; the service repeats it."""
-    if isinstance(error, BrokerError):
-        log_failure(_log, "remote.service_failed", error, service=service.name, repeated=repeated)
-    else:
-        _log.error("remote.service_failed", service=service.name, repeated=repeated, exc_info=error)
-
-
 # --- topics ---------------------------------------------------------------------------------------
 
 
@@ -225,32 +159,51 @@ def topic_queues(context: ClientContext, topic: str) -> Sequence[MessageQueue]:
     return context.routes.publish_route(check_send_topic(topic)).write_queues
 
 
-def create_topic(context: ClientContext, topic: str, queue_count: int) -> None:
+def create_topic(
+    context: ClientContext, topic: str, queue_count: int, message_type: TopicMessageType | None = None
+) -> None:
     """Give *topic* at least *queue_count* queues on each broker, and wait until the name servers have them.
 
     Raises:
         BrokerError: A broker refused, or the name servers do not have the topic in time.
+        UnsupportedError: A broker is RocketMQ 4, which ignores the type of a topic.
     """
     check_send_topic(topic)
     if queue_count < 1:
         raise MessageError(f"a topic has 1 queue or more, got queue_count {queue_count}")
     counts = _queue_counts(context.routes, topic)
     masters = {name: by_id[MASTER_ID] for name, by_id in context.routes.brokers().items() if MASTER_ID in by_id}
-    changed = [name for name in masters if counts[name] < queue_count]
-    header = CreateTopicRequestHeader(
-        topic=context.namespace.wrap(topic),
-        default_topic=AUTO_CREATE_TOPIC,
-        read_queue_nums=queue_count,
-        write_queue_nums=queue_count,
-        perm=Perm.READ | Perm.WRITE,
-        topic_filter_type="SINGLE_TAG",
-        topic_sys_flag=0,
-        order=False,
-    )
+    changed = [name for name in masters if counts[name] < queue_count or message_type is not None]
+    if message_type is not None:
+        _check_types(context, topic, message_type, masters)
     for name in changed:
+        header = CreateTopicRequestHeader(
+            topic=context.namespace.wrap(topic),
+            default_topic=AUTO_CREATE_TOPIC,
+            read_queue_nums=max(queue_count, counts[name]),
+            write_queue_nums=max(queue_count, counts[name]),
+            perm=Perm.READ | Perm.WRITE,
+            topic_filter_type="SINGLE_TAG",
+            topic_sys_flag=0,
+            order=False,
+            attributes=None if message_type is None else f"+message.type={message_type.value}",
+        )
         request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
         context.call(masters[name], request, f"create topic {topic!r}")
     _wait_for_route(context.routes, topic, queue_count, changed)
+
+
+def _check_types(
+    context: ClientContext, topic: str, message_type: TopicMessageType, masters: Mapping[str, str]
+) -> None:
+    """Raise `UnsupportedError` if a broker is too old for the type of a topic."""
+    context.instance.register_at(masters.values())
+    old = [name for name, address in sorted(masters.items()) if context.instance.is_before_5(address)]
+    if old:
+        raise UnsupportedError(
+            f"topic {topic!r} with messages of type {message_type.value}: broker {', '.join(old)} is RocketMQ 4, which "
+            "ignores the type of a topic; leave the type out, or upgrade the broker"
+        )
 
 
 def _wait_for_route(routes: RouteTable, topic: str, queue_count: int, broker_names: list[str]) -> None:

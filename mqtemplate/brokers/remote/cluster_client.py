@@ -187,6 +187,7 @@ class ClusterClient:
         self._is_closing = True
         self.producer.close()
         self.requests.pending.close()
+        self.pop.release_arrived()  # as late as possible: brokers hold pops until the connections are closed
         for instance in self.members.instances():
             instance.close()
 

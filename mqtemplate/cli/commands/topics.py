@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mqtemplate.broker import TopicMessageType
 from mqtemplate.cli.formats import past_time, record_of
 from mqtemplate.cli.invocation import (
     TOP,
@@ -24,6 +25,7 @@ from mqtemplate.converters.readable import span_text, time_text
 if TYPE_CHECKING:
     from mqtemplate.broker import GroupInfo, TopicInfo
     from mqtemplate.operations import BrokerAccess, OffsetChange, OffsetTarget
+    from mqtemplate.operations.changes import Change
 
 _QUEUE_KEY = ("queue.broker_name", "queue.queue_id")
 _QUEUE = (*_QUEUE_KEY, "min_offset", "max_offset", "message_count", "last_stored_ms")
@@ -88,6 +90,9 @@ _COMMANDS = {
 }
 
 
+_TOPICS = command_group(
+    "topics", "List topics with their messages, or show one topic; create and delete topics.", has_default=True
+)
 _OFFSETS = command_group("offsets", "Show or reset the committed offsets of a group.")
 
 
@@ -122,7 +127,7 @@ def _command_of(kind: str, name: str) -> str | None:
 # --- topics -------------------------------------------------------------------------------------
 
 
-@command(TOP, "topics", "topics", "topics orders", "topics --sort=-messages", is_list=True)
+@command(_TOPICS, "ls", "topics ls --all", "topics orders", "topics --sort=-messages", is_list=True)
 def topics(
     call: CommandCall,
     topic: Annotated[
@@ -130,7 +135,7 @@ def topics(
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="show retry, dead-letter and system topics too")] = False,
 ) -> None:
-    """List topics with their messages, or the queues and groups of one topic."""
+    """List topics with their messages, or the queues and groups of one topic. The word 'ls' may be left out."""
     from mqtemplate.broker import TopicKind
 
     with call.access() as access:
@@ -159,6 +164,64 @@ def _topic_record(topic: TopicInfo) -> dict[str, Any]:
         "queue_count": len(topic.queues),
         **record_of(topic, "message_count", "last_stored_ms"),
     }
+
+
+@command(
+    _TOPICS,
+    "create",
+    "topics create orders",
+    "topics create reminders --type DELAY --queues 8",
+    "topics create orders --queues 16 --dry-run",
+)
+def create_topic(
+    call: CommandCall,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    queues: Annotated[int, typer.Option(metavar="N", help="queues on each broker")] = 4,
+    message_type: Annotated[
+        TopicMessageType | None,
+        typer.Option("--type", case_sensitive=False, help="messages that proxies of RocketMQ 5 accept for the topic"),
+    ] = None,
+    *,
+    confirmation: Confirmation,
+) -> None:
+    """Create a topic, or give it more queues.
+
+    Without --type a topic takes all messages by the remoting protocol, and normal ones by gRPC. 'mqtemplate undo'
+    deletes the topic again; queues that a topic got cannot be removed.
+    """
+    from mqtemplate.operations.creation import TopicCreated
+
+    with call.access() as access:
+        change = TopicCreated(access, topic, queues, message_type=message_type)
+        _make(call, change, confirmation, {"topic": topic, "queues": queues})
+
+
+@command(_TOPICS, "delete", "topics delete orders --dry-run", "topics delete orders --yes")
+def delete_topic(
+    call: CommandCall,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=topic_names)],
+    *,
+    confirmation: Confirmation,
+) -> None:
+    """Delete a topic with its messages, and the offsets of its groups in it.
+
+    The command shows first how many messages the topic has, and which groups read it, and asks. 'mqtemplate undo'
+    creates the topic again, without the messages.
+    """
+    from mqtemplate.operations.creation import TopicDeleted
+
+    with call.access() as access:
+        change = TopicDeleted(access, topic)
+        _make(call, change, confirmation, {"topic": topic, "messages": change.preview.count})
+
+
+def _make(call: CommandCall, change: Change, confirmation: Confirmation, record: dict[str, Any]) -> None:
+    """Make a change of one topic, and write what was done."""
+    made = call.make(change, confirmation)
+    if made is not None:
+        call.output.note(made.text)
+    if call.as_json:
+        call.output.document({**record, "changed": made is not None})
 
 
 # --- groups -------------------------------------------------------------------------------------

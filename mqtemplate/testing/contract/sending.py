@@ -97,6 +97,15 @@ class SendContract:
         names = under_test.broker.topic_names()
         assert [name for name in names if name.startswith("%") or name in SYSTEM_TOPICS] == []
 
+    def test_a_deleted_topic_is_gone_with_its_messages(self, under_test: BrokerUnderTest) -> None:
+        topic = under_test.topic(2)
+        under_test.send(topic, "x")
+
+        under_test.broker.delete_topic(topic)
+
+        assert topic not in under_test.broker.topic_names()
+        assert topic not in under_test.broker.admin().topic_names()
+
     # --- batches -------------------------------------------------------------------------------
 
     def test_a_batch_is_stored_in_one_queue_and_in_order(self, under_test: BrokerUnderTest) -> None:

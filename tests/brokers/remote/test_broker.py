@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import Capability, TopicMessageType
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.clock import SystemClock
@@ -365,3 +365,47 @@ def test_a_handle_of_a_delivered_message_is_not_recalled() -> None:
 
         assert broker.delayed.cancel(handle).status is ScheduleChangeStatus.ALREADY_DELIVERED
         assert scripted.count(RequestCode.RECALL_MESSAGE) == 0
+
+
+# --- types of messages, and deleted topics --------------------------------------------------------------
+
+
+def test_a_topic_has_the_type_of_its_messages(tmp_path: Path) -> None:
+    """A topic that exists keeps its queues, and its type if none is given."""
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        broker.create_topic("orders", 4, message_type=TopicMessageType.FIFO)
+        broker.create_topic("orders", 5)
+        broker.create_topic("orders", 2, message_type=TopicMessageType.MIXED)
+
+        config = cluster.engine.topics.config("orders")
+        assert config is not None
+        assert (config["attributes"], config["writeQueueNums"]) == ({"message.type": "MIXED"}, 5)
+
+
+def test_an_old_broker_has_no_types_of_messages(tmp_path: Path) -> None:
+    """RocketMQ 4 would create the topic and ignore the type."""
+    with ScriptedBroker(version=Version.V4_9_7) as old, client(old.address, tmp_path) as broker:
+        with pytest.raises(
+            UnsupportedError, match="messages of type FIFO: broker broker-a is RocketMQ 4, which ignores the type"
+        ):
+            broker.create_topic("orders", 4, message_type=TopicMessageType.FIFO)
+        assert old.count(RequestCode.UPDATE_AND_CREATE_TOPIC) == 0
+
+
+def test_a_deleted_topic_is_deleted_at_all_brokers_and_its_route_forgotten(tmp_path: Path) -> None:
+    with ScriptedBroker("broker-a") as one, ScriptedBroker("broker-b") as other:
+        one.others = [other]
+        one.topic("orders")
+        for each in (one, other):
+            each.script(RequestCode.DELETE_TOPIC_IN_BROKER, RemotingCommand.response)
+        one.script(RequestCode.DELETE_TOPIC_IN_NAMESRV, RemotingCommand.response)
+        with client(one.address, tmp_path) as broker:
+            broker.queues("orders")
+            before = one.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+
+            broker.delete_topic("orders")
+            broker.queues("orders")
+
+            counts = [each.count(RequestCode.DELETE_TOPIC_IN_BROKER) for each in (one, other)]
+            assert (counts, one.count(RequestCode.DELETE_TOPIC_IN_NAMESRV)) == ([1, 1], 1)
+            assert one.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == before + 1

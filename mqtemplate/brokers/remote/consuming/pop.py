@@ -421,7 +421,7 @@ class RemotePop(Deliveries):
         self._lock = threading.Lock()
         self._groups: dict[str, _PopGroup] = {}
         self._topics: set[_TopicPops] = set()
-        self.releases = PeriodicService("remote.pop", self._release_unclaimed, context.clock, _NO_RELEASE_MS)
+        self.releases = PeriodicService("remote.pop", self.release_arrived, context.clock, _NO_RELEASE_MS)
 
     # --- members -------------------------------------------------------------------------------
 
@@ -471,7 +471,7 @@ class RemotePop(Deliveries):
     def _end(self, group: _PopGroup) -> None:
         group.is_closed = True
         self._wake(group)
-        self._release_unclaimed()
+        self.release_arrived()
         self._members.detach(group.spec.group, group.context.instance)
 
     def close(self) -> None:
@@ -529,7 +529,7 @@ class RemotePop(Deliveries):
         for pops in list(group.topics.values()):
             pops.wake()
 
-    def _release_unclaimed(self) -> int | None:
+    def release_arrived(self) -> int | None:
         """Let other members have messages that no call of `receive` has taken. Return the time until the next step."""
         due: list[int] = []
         for pops in list(self._topics):
