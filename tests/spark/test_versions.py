@@ -74,7 +74,7 @@ from pkgutil import iter_modules
 import pyspark.sql.datasource
 names = [each.name for each in iter_modules() if each.name.startswith("pyspark_")]
 found = [getattr(__import__(name), "DefaultSource", None) for name in names]
-loaded = [name for name in sys.modules if name.startswith("mqtemplate") or name in ("numpy.linalg", "pyarrow.compute")]
+loaded = [name for name in sys.modules if name.startswith("mqtemplate")]
 print(names, [each and each.name() for each in found], loaded)
 """
 
