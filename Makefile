@@ -128,21 +128,21 @@ test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests, and tho
 	@$(call WITH_LINT,$(PYTEST))
 	@$(MAKE) --no-print-directory test-spark VERSION=$(OLDEST_PYSPARK)
 
-# Another PySpark has an environment of its own: the newest release of VERSION, and the other packages of the lock.
-OLDEST_PYSPARK := 4.0
+# Another PySpark has an environment of its own, with the other packages of the lock.
+OTHER_PYSPARKS := 4.0 4.1 4.2
+OLDEST_PYSPARK := $(firstword $(OTHER_PYSPARKS))
 VERSION := $(OLDEST_PYSPARK)
-TEST_PACKAGES := pytest pytest-timeout hypothesis grpcio grpcio-status googleapis-common-protos protobuf zstandard
 
-build/spark-%/.ready: pyproject.toml $(LOCKS)/develop.txt | $(READY)
+build/spark-%/.ready: $(LOCKS)/build.txt $(LOCKS)/develop.txt $(LOCKS)/spark-%.txt | $(READY)
 	@echo "Setting up $(@D) with PySpark $*, a download of about 450 MB."
 	@$(PYTHON) -m venv --clear $(@D)
-	@sed -e '/^ *--hash/d' -e 's/ *\\$$//' -e '/^pyspark==/d' -e '/^py4j==/d' $(LOCKS)/develop.txt >$(@D)/constraints.txt
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(@D)/constraints.txt \
-		"pyspark==$*.*" $(TEST_PACKAGES) --editable ".[spark]"
+	@sed '/^pyspark==/,/[0-9a-f]$$/d' $(LOCKS)/develop.txt | cat - $(LOCKS)/spark-$*.txt >$(@D)/requirements.txt
+	@for packages in $(LOCKS)/build.txt $(@D)/requirements.txt; do $(@D)/bin/python -m pip install --quiet \
+		--disable-pip-version-check --require-hashes --no-build-isolation --requirement $$packages || exit 1; done
 	@touch $@
 
 .PHONY: test-spark
-test-spark: build/spark-$(VERSION)/.ready ## Run the tests of versions of Spark, with VERSION=4.0
+test-spark: build/spark-$(VERSION)/.ready ## Run the tests of versions of Spark, with VERSION=4.0, 4.1 or 4.2
 	@$(<D)/bin/python -m pytest tests/spark/test_versions.py tests/spark/listening/test_connect.py
 
 # Without the rest of the environment, such as PySpark: the site is built from the sources.
@@ -171,6 +171,8 @@ lock: ## Write the locks with the newest versions that pyproject.toml allows
 	@$(COMPILE) pyproject.toml $(LOCKS)/base.in --constraint $(LOCKS)/develop.txt --output-file $(LOCKS)/base.txt
 	@for extra in docs spark-jre check; do $(COMPILE) pyproject.toml --extra $$extra --constraint $(LOCKS)/develop.txt \
 		--output-file $(LOCKS)/$$extra.txt || exit 1; done
+	@for version in $(OTHER_PYSPARKS); do echo "pyspark==$$version.*" | $(COMPILE) --no-deps - \
+		--output-file $(LOCKS)/spark-$$version.txt || exit 1; done
 
 clean: ## Remove .venv, what came from Maven, caches, and what the examples wrote
 	@rm -rf $(VENV) $(PEER) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse out mqtemplate-bench-*

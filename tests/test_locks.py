@@ -24,6 +24,8 @@ EXTRAS = {
     "base": (),
 }
 """Lock -> extras of pyproject.toml that it has to satisfy."""
+PYSPARKS = sorted(path.stem for path in LOCKS.glob("spark-4*.txt"))
+"""Locks of other versions of PySpark, each with this package only."""
 
 _ENTRY = re.compile(
     r"(?P<requirement>[a-zA-Z0-9][^\\\n]*?) \\\n(?P<hashes>(?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)"
@@ -38,7 +40,7 @@ def entries(lock: str) -> list[tuple[Requirement, int]]:
     return found
 
 
-@pytest.mark.parametrize("lock", EXTRAS)
+@pytest.mark.parametrize("lock", [*EXTRAS, *PYSPARKS])
 def test_each_package_has_one_version_and_hashes(lock: str) -> None:
     """Of a package with several versions each has a marker. Nothing else is in the file, such as an index."""
     found = entries(lock)
@@ -65,6 +67,17 @@ def test_the_lock_satisfies_what_the_project_requires(lock: str) -> None:
         assert found, f"{each} is not in the lock {lock}: make lock"
         for version in (str(one.specifier).removeprefix("==") for one in found):
             assert each.specifier.contains(version, prereleases=True), f"{each} and version {version}: make lock"
+
+
+@pytest.mark.parametrize("lock", PYSPARKS)
+def test_the_lock_of_a_pyspark_has_a_version_that_the_extra_allows(lock: str) -> None:
+    [(locked, _)] = entries(lock)
+    allowed = next(each for each in map(Requirement, PROJECT["project"]["optional-dependencies"]["spark"]))
+
+    assert (allowed.name, locked.name) == ("pyspark", "pyspark")
+    version = str(locked.specifier).removeprefix("==")
+    assert version.startswith(lock.removeprefix("spark-") + ".")
+    assert allowed.specifier.contains(version)
 
 
 def test_the_locks_agree_on_versions() -> None:

@@ -10,7 +10,7 @@ from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.spark.driver.jvm import find_java
-    from mqtemplate.spark.driver.sessions import register, session
+    from mqtemplate.spark.driver.sessions import read_table, register, session
     from mqtemplate.spark.listening.container import SparkListenerContainer
     from mqtemplate.spark.listening.listener import (
         AVAILABLE_NOW,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     _NAMES = {
         "driver.jvm": ("find_java",),
-        "driver.sessions": ("register", "session"),
+        "driver.sessions": ("read_table", "register", "session"),
         "listening.container": ("SparkListenerContainer",),
         "listening.listener": (
             *("AVAILABLE_NOW", "SparkBatch", "SparkListenerAttributes"),
@@ -56,6 +56,7 @@ __all__ = [
     "cancel_pending",
     "find_java",
     "payload_schema",
+    "read_table",
     "refuse_shared_groups",
     "register",
     "reschedule_pending",

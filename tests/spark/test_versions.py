@@ -47,14 +47,16 @@ def test_the_installed_pyspark_has_the_capabilities_of_the_documented_table(tmp_
     assert secrets == {"shown": [], "copies": 6}
     assert SECRET not in done.stdout + done.stderr
     at_once = found.pop("available_now"), found.pop("repeated"), found.pop("continued")
-    # One batch of each run repeats the one whose commit was removed; its rows are stored once.
-    assert [sum(batches) for batches in at_once] == ([50, 12, 0] if HAS_READ_LIMITS else [18, 38, 12])
+    # The second run repeats the batch whose commit was removed; its rows are stored once.
+    assert [sum(batches) for batches in at_once] == ([50, 12, 0] if HAS_READ_LIMITS else [18, 18, 32])
+    inserts_some = found.pop("insert_of_some_columns")
+    assert inserts_some == (not pyspark.__version__.startswith("4.0."))
     assert found == {
         "version": pyspark.__version__,
         "batch": 50,
         "table": 50,
         "written": 5,
-        "inserted": 1,
+        "inserted": 1 + inserts_some,
         "pending": 1,
         "limited": [18, 20, 12],
         "streamed": [50, True],
@@ -72,7 +74,7 @@ from pkgutil import iter_modules
 import pyspark.sql.datasource
 names = [each.name for each in iter_modules() if each.name.startswith("pyspark_")]
 found = [getattr(__import__(name), "DefaultSource", None) for name in names]
-loaded = [name for name in sys.modules if name.startswith("mqtemplate") or name in ("numpy.linalg", "pyarrow.compute")]
+loaded = [name for name in sys.modules if name.startswith("mqtemplate")]
 print(names, [each and each.name() for each in found], loaded)
 """
 

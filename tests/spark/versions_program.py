@@ -56,6 +56,7 @@ def plain_session(folder: Path) -> SparkSession:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": str(folder / "events"),
         "spark.eventLog.compress": "false",
+        "spark.python.authenticate.socketTimeout": "5m",  # its 15 s are short for a process that starts under load
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.ui.port": "0",

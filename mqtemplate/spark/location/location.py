@@ -97,7 +97,7 @@ def refuse_secrets(options: Mapping[str, str]) -> None:
         ConfigurationError: There is one.
     """
     given = {name.lower().removeprefix("option.") for name in options}
-    for name in _KEYS:
+    for name in sorted(_KEYS, reverse=True):  # accessKey last, which is no secret
         if name.lower() in given:
             raise ConfigurationError(
                 f"option {name!r} would be stored in the catalog, for all to see; leave it out of the table, and set "

@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
-from mqtemplate.errors import BrokerError, CorruptRecordError, RemoteConnectError, SparkError
+from mqtemplate.errors import BrokerError, ConfigurationError, CorruptRecordError, RemoteConnectError, SparkError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
@@ -31,7 +31,7 @@ from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, record_batches
 from mqtemplate.spark.records.versions import ReadAllAvailable
 from tests.server.tool import Tool
 from tests.spark.conftest import ANY_PORT, Serve
-from tests.spark.reads import read, rows_of, stream_reader
+from tests.spark.reads import batch_reader, read, rows_of, source, stream_reader
 from tests.waiting import eventually
 
 SECRET = "never shown"
@@ -234,7 +234,7 @@ ACCOUNTS = (
 
 
 def test_the_keys_of_a_client_file_sign_the_requests(serve: Serve, tmp_path: Path) -> None:
-    """They are read on each machine, and no option contains them. A block needs the right to its topic."""
+    """The driver reads them. A block needs the right to its topic."""
     cluster = serve(acl=AclSettings(accounts=ACCOUNTS))
     for topic in ("orders", "salaries"):
         fill(cluster.engine, 4, topic=topic)
@@ -270,6 +270,32 @@ def test_the_keys_may_be_in_the_environment(serve: Serve, monkeypatch: pytest.Mo
     monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", SECRET)
 
     assert len(read(cluster)) == 4
+
+
+def test_the_keys_of_the_driver_reach_the_tasks(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors need no variables and no file: the reader has the keys, and does not show them."""
+    cluster = serve(acl=AclSettings(accounts=ACCOUNTS))
+    fill(cluster.engine, 4)
+    monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "spark-job")
+    monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", SECRET)
+    reader = batch_reader(cluster)
+    monkeypatch.delenv("MQTEMPLATE_ACCESS_KEY")
+    monkeypatch.delenv("MQTEMPLATE_SECRET_KEY")
+
+    assert len(rows_of(reader, reader.partitions())) == 4
+    assert SECRET not in repr(reader._options)
+
+
+def test_the_keys_may_be_options(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have priority: a session may read from several clusters."""
+    cluster = serve(acl=AclSettings(accounts=ACCOUNTS))
+    fill(cluster.engine, 4)
+    monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "of another cluster")
+    monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", "of another cluster")
+
+    assert len(read(cluster, accessKey="spark-job", secretKey=SECRET)) == 4
+    with pytest.raises(ConfigurationError, match="option 'secretKey' would be stored in the catalog, for all to see"):
+        source(cluster, accessKey="spark-job", secretKey=SECRET, provider="mqtemplate").schema()
 
 
 def test_a_broker_that_joins_the_cluster_is_read_from_its_start(serve: Serve) -> None:

@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import SparkError
 from mqtemplate.message import Message, Property
-from mqtemplate.spark import LocalServer
+from mqtemplate.spark import LocalServer, read_table
 from mqtemplate.testing import Harness, messages_in
 
 if TYPE_CHECKING:
@@ -38,6 +38,21 @@ def test_a_batch_is_written_once_however_often_it_is_started(spark: SparkSession
 
     write(rows.limit(1), served, topic="orders")
     assert len(bodies(served)) == 1_001
+
+
+def test_a_table_has_the_rows_of_the_source(spark: SparkSession, served: EmbeddedBroker) -> None:
+    """By ``mapInArrow``, with the same options and types. Messages that are sent later are not in it."""
+    for number in range(20):
+        served.sends.send(Message("orders", b"%d" % number, {"TAGS": ("paid", "sent")[number % 2]}))
+    options = {"store": str(served.path), "topic": "orders", "tags": "paid", "minPartitions": "3"}
+    table = read_table(spark, **options, columns="queueId, queueOffset, body, storeTimestamp")
+    expected = spark.read.format("mqtemplate").options(**options).load().select(*table.columns).sort("body").collect()
+    served.sends.send(Message("orders", b"21", {"TAGS": "paid"}))
+
+    assert table.sort("body").collect() == expected
+    assert len(expected) == 10
+    assert table.rdd.getNumPartitions() == 3
+    assert read_table(spark, store=options["store"], topic="orders", tags="none").count() == 0
 
 
 @pytest.mark.thorough
