@@ -14,7 +14,7 @@ from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
 from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.sequences import SequencedSender
-from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.engine.topics import TopicRoutes, queue_of_priority
 from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import (
@@ -32,6 +32,7 @@ from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord, to_message_ext
 from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import PRIORITY_PROPERTY
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
@@ -237,6 +238,8 @@ class LocalSends:
         self._check_open()
         store, topic = self._store, message.topic
         target = self._routes.select(topic, queue)
+        if queue is None and PRIORITY_PROPERTY in message.properties:
+            target = self._by_priority(message, target)
         queue_id = target.queue_id
         # As `MessageWriter.send`, with fewer calls: this is the most frequent kind of send.
         draft, unique_id = self._drafts.make(message, queue_id, store.clock.now_ms())
@@ -288,7 +291,10 @@ class LocalSends:
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         """See `MessageSends.send_one_way`."""
         self._check_open()
-        queue_id = self._routes.select(message.topic, queue).queue_id
+        target = self._routes.select(message.topic, queue)
+        if queue is None and PRIORITY_PROPERTY in message.properties:
+            target = self._by_priority(message, target)
+        queue_id = target.queue_id
         draft, _ = self._drafts.make(message, queue_id, self._store.clock.now_ms())
         put = self._put(draft, message.topic, queue_id)
         self._store.confirm_async(put.physical_offset + put.size, (draft.topic,))
@@ -345,8 +351,16 @@ class LocalSends:
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
+    def _by_priority(self, message: Message, target: MessageQueue) -> MessageQueue:
+        """Return the queue of a message whose properties may name a priority; *target* if it has none."""
+        queues = self._routes.queues(message.topic)
+        queue_id = queue_of_priority(message.properties, len(queues))
+        return target if queue_id is None else queues[queue_id]
+
     def _store_batch(self, messages: Sequence[Message], queue: MessageQueue | None) -> tuple[MessageQueue, StoredSend]:
         target = self._routes.select(_batch_topic(messages), queue)
+        if queue is None and len(messages) == 1 and PRIORITY_PROPERTY in messages[0].properties:
+            target = self._by_priority(messages[0], target)
         return target, _stored(lambda: self._writer.send_batch(messages, target.queue_id))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
@@ -56,6 +57,13 @@ _RETRY_FIRST = 0.2
 _SESSION_ENDED_MS = 1_000
 _RESTORED_SESSION_MS = 120_000
 """Time that a session of an earlier run has to use the broker again: the expiry of clients."""
+
+
+class _ReadTopic(NamedTuple):
+    """Settings of a topic for pops: the number of its queues, and True if the queues are priorities."""
+
+    queue_count: int
+    has_priorities: bool
 
 
 class PopService:
@@ -116,7 +124,7 @@ class PopService:
         )
         self._sessions: dict[str, set[TrackedQueue]] = {}
         self._restored_sessions: set[str] = set()
-        self._read_counts: tuple[object, dict[str, int]] = (None, {})
+        self._topics_read: tuple[object, dict[str, _ReadTopic]] = (None, {})
         metrics = store.metrics
         self._popped = metrics.counter("pop.popped")
         self._acked = metrics.counter("pop.acked")
@@ -178,14 +186,23 @@ class PopService:
         return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
 
     def _targets(self, request: PopRequest) -> list[PopTarget]:
-        """Return the queues in the order of this pop: from a random one on, and the retry topics first or last."""
-        topic, group, count = request.topic, request.group, self._read_count(request.topic)
+        """Return the queues in the order of this pop: from a random one on, and the retry topics first or last.
+
+        With priorities, the last queue is the first one, and the retry topics are last: lower queues wait while higher
+        ones have messages. Source: ``PopMessageProcessor.processRequest``, ``BrokerConfig.priorityOrderAsc``.
+        """
+        topic, group, (count, has_priorities) = request.topic, request.group, self._read_topic(request.topic)
+        has_priorities = has_priorities and not request.is_ordered
+        if has_priorities:
+            has_priorities = self._random.randrange(100) < request.priority_factor
         if count == 0:
             raise DestinationError(f"topic {topic!r} does not exist; create it, or send a message to it first")
         if request.queue_id >= count:
             raise DestinationError(f"topic {topic!r} has queues 0..{count - 1}, got {request.queue_id}")
         if request.queue_id >= 0:
             queues = [PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
+        elif has_priorities:
+            queues = [PopTarget(topic, number, NORMAL_TOPIC) for number in reversed(range(count))]
         else:
             start = self._random.randrange(count)
             queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
@@ -195,22 +212,25 @@ class PopService:
                 queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
             return queues
         names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
-        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
-        return [*retries, *queues] if self._random.random() < _RETRY_FIRST else [*queues, *retries]
+        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_topic(name)[0])]
+        if not has_priorities and self._random.random() < _RETRY_FIRST:
+            return [*retries, *queues]
+        return [*queues, *retries]
 
     def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
         tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
         return tracked is not None and tracked.state.has_attempt(attempt_id)
 
-    def _read_count(self, topic: str) -> int:
-        state, counts = self._read_counts
+    def _read_topic(self, topic: str) -> _ReadTopic:
+        state, topics = self._topics_read
         if state is not self._topics.state:
-            state, counts = self._read_counts = (self._topics.state, {})
-        count = counts.get(topic)
-        if count is None:
-            config = self._topics.config(topic)
-            count = counts[topic] = 0 if config is None else int(config.get("readQueueNums", 0))
-        return count
+            state, topics = self._topics_read = (self._topics.state, {})
+        found = topics.get(topic)
+        if found is None:
+            config = self._topics.config(topic) or {}
+            has_priorities = (config.get("attributes") or {}).get("message.type") == "PRIORITY"
+            found = topics[topic] = _ReadTopic(int(config.get("readQueueNums", 0)), has_priorities)
+        return found
 
     def _track(self, request: PopRequest, target: PopTarget) -> TrackedQueue:
         key = QueueKey(request.group, target.topic, target.queue_id)

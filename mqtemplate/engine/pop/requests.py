@@ -35,6 +35,8 @@ class PopRequest:
         attempt_id: Id of an ordered pop that the client may repeat: it gets the same messages again.
         from_last: A group without an offset starts at the last message of a queue; False: at the first one.
         max_attempts: Deliveries of a message before it is a dead letter.
+        priority_factor: Share of the pops, in percent, that read a topic with priorities from its last queue on, which
+            has the most urgent messages. The others start at a random queue, so that no queue starves.
         session: Id of a client whose deliveries are renewed until its session ends; empty for a fixed time.
     """
 
@@ -49,6 +51,7 @@ class PopRequest:
     attempt_id: str = ""
     from_last: bool = True
     max_attempts: int = 17
+    priority_factor: int = 100
     session: str = ""
 
 

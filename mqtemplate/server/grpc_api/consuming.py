@@ -144,6 +144,7 @@ class GrpcConsuming:
             is_ordered=config.consume_message_orderly,
             attempt_id=request.attempt_id,
             max_attempts=max_attempts(config),
+            priority_factor=config.priority_factor,
             session=client.client_id if request.auto_renew else "",
         )
         _Receive(self, context, pop).hold(wait_ms)

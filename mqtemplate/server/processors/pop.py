@@ -118,6 +118,7 @@ class PopProcessor:
             attempt_id=header.attempt_id or "",
             from_last=header.init_mode != headers.INIT_MIN,
             max_attempts=group.retry_max_times + 1,
+            priority_factor=group.priority_factor,
             max_bytes=self.settings.max_pull_bytes,
         )
         return self._pop_or_hold(caller, connection, request, header, wanted, max(wait_ms, 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ from mqtemplate.engine.pop.receipt_handle import retry_topic_v1, retry_topic_v2
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
+from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies import route
@@ -159,9 +160,12 @@ class GroupAdmin:
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True)
     def _update_all(self, body: bodies.SubscriptionGroupList, connection: Connection) -> None:
-        configs = body.group_config_list
-        for config in configs:
-            _check(config)
+        configs = []
+        for config in body.group_config_list:
+            found = self.groups.find(config.group_name)
+            changed = _changed_attributes(found.attributes if found else {}, config.attributes)
+            configs.append(replace(config, attributes=changed))
+            _check(configs[-1])
         self.groups.put(configs)
         _log.info("admin.groups_updated", groups=[each.group_name for each in configs], by=str(connection.remote))
 
@@ -265,6 +269,22 @@ def _check(config: bodies.SubscriptionGroupConfig) -> None:
         if value < 0:
             remark = f"{name} of group {group!r} must be 0 or more, got {value}"
             raise RefusedError(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _changed_attributes(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return *attributes* after *changes*, whose names have a sign: ``+name`` sets one, ``-name`` removes it."""
+    result = dict(attributes)
+    for name, value in changes.items():
+        if name.startswith("-"):
+            result.pop(name[1:], None)
+        else:  # without a sign: all attributes of a group that another broker has
+            result[name.removeprefix("+")] = value
+    factor = result.get("priority.factor", "100")
+    if parse_number(factor) not in range(101):
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER, f"the group attribute priority.factor must be 0..100, got {factor[:20]!r}"
+        )
+    return result
 
 
 def _connections(channels: Iterable[ClientChannel]) -> list[ConnectionBody]:

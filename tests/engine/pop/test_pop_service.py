@@ -620,3 +620,71 @@ def test_a_group_whose_offsets_were_deleted_starts_again_without_copies(shop: Sh
 
     assert not shop.broker.engine.topics.has(RETRY)
     assert [each.attempt for each in shop.pop()] == [1]
+
+
+# --- priorities ------------------------------------------------------------------------------------
+
+
+def make_priorities(shop: Shop, count: int = 4) -> None:
+    numbers = {"readQueueNums": count, "writeQueueNums": count}
+    shop.broker.engine.topics.update(TOPIC, {"attributes": {"message.type": "PRIORITY"}, **numbers})
+    shop.broker.engine.routes.refresh(TOPIC)
+
+
+def test_the_most_urgent_messages_of_a_topic_with_priorities_are_delivered_first(shop: Shop) -> None:
+    """A priority above the last queue has the last queue, and a message that failed comes after all others."""
+    make_priorities(shop)
+    shop.send("failed", _SYS_MSG_PRIORITY_="3")
+    shop.pop(invisible_ms=1_000)
+    shop.harness.advance("1s")
+    for priority in (0, 2, 1, 7):
+        shop.send(str(priority), _SYS_MSG_PRIORITY_=str(priority))
+
+    assert [bodies(shop.pop(max_count=1)) for _ in range(5)] == [["7"], ["2"], ["1"], ["0"], ["failed"]]
+
+
+def test_messages_without_urgency_wait_while_there_are_urgent_ones(shop: Shop) -> None:
+    """As with RocketMQ: `priority_factor` is the remedy."""
+    make_priorities(shop)
+    shop.send("low", _SYS_MSG_PRIORITY_="0")
+    for number in range(20):
+        shop.send(f"high {number}", _SYS_MSG_PRIORITY_="3")
+        assert bodies(shop.pop(max_count=1)) == [f"high {number}"]
+
+    assert bodies(shop.pop(max_count=1)) == ["low"]
+
+
+def test_a_share_of_the_pops_may_ignore_the_priorities(shop: Shop) -> None:
+    make_priorities(shop)
+    for number in range(100):
+        shop.send(f"low {number}", _SYS_MSG_PRIORITY_="0")
+        shop.send(f"high {number}", _SYS_MSG_PRIORITY_="3")
+
+    found = [bodies(shop.pop(max_count=1, priority_factor=50))[0] for _ in range(50)]
+
+    assert {text.split()[0] for text in found} == {"low", "high"}
+    assert [text.split()[0] for text in found].count("high") > 25
+
+
+def test_an_ordered_pop_ignores_the_priorities(shop: Shop) -> None:
+    make_priorities(shop)
+    for number in range(4):
+        shop.send(str(number), _SYS_MSG_PRIORITY_=str(number))
+
+    found = [bodies(shop.pop(max_count=1, is_ordered=True))[0] for _ in range(4)]
+
+    assert found != ["3", "2", "1", "0"]
+    assert sorted(found) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "properties", [{"DELAY": "1"}, {"__SHARDINGKEY": "4466"}, {"_SYS_MSG_PRIORITY_": "-1"}, {"_SYS_MSG_PRIORITY_": "x"}]
+)
+def test_a_message_of_another_type_takes_the_queues_in_turn(shop: Shop, properties: dict[str, str]) -> None:
+    make_priorities(shop)
+    for _ in range(4):
+        shop.send("a", **{"_SYS_MSG_PRIORITY_": "3", **properties})
+    shop.harness.advance("2s")
+
+    ends = [shop.broker.engine.queues.max_offset(MessageQueue(TOPIC, shop.broker.name, each)) for each in range(4)]
+    assert ends == [1, 1, 1, 1]
