@@ -413,6 +413,7 @@ class PopProgressChanges(Protocol):
     def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None: ...
     def forget_group(self, group: str) -> None: ...
     def forget_topic(self, topic: str) -> None: ...
+    def retry_topics(self, topic: str) -> list[str]: ...
 
 
 @dataclass(eq=False)
@@ -480,13 +481,18 @@ class Groups:
 
     def forget(self, group: str) -> None:
         """Forget the progress of a group that is deleted."""
+        self._pop.forget_group(group)  # first: it ends deliveries that would commit an offset again
         self.committed.clustering.forget(group=group)
-        self._pop.forget_group(group)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the progress of all groups in a topic that is deleted."""
-        self.committed.clustering.forget(topic=topic)
+        """Forget the progress of all groups in a topic that is deleted, and delete the retry topics of their pops."""
+        retry_topics = self._pop.retry_topics(topic)
         self._pop.forget_topic(topic)
+        for name in retry_topics:
+            self._routes.table.delete(name)
+            self._routes.refresh(name)
+        for name in (topic, *retry_topics):
+            self.committed.clustering.forget(topic=name)
 
     def consumed_topics(self) -> Mapping[str, Collection[str]]:
         """See `ConsumerGroups.consumed_topics`."""

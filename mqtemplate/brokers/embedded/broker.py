@@ -147,7 +147,7 @@ class EmbeddedBroker(Broker):
     def store_health(self) -> StoreHealth:
         flush = self.store.group_commit
         refusal = self.store.cleaning.why_refused
-        error = refusal if flush.error is None else str(flush.error)
+        error = self.engine.pop.journal.error or refusal if flush.error is None else str(flush.error)
         return StoreHealth(error, self.store.end_offset - flush.flushed, self.store.disk.space(), refusal)
 
     def retention_holds(self) -> Sequence[RetentionHold]:

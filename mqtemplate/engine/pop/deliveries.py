@@ -66,7 +66,7 @@ class Deliverer:
 
     def deliver(self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, batch: PopBatch) -> bool:
         """Deliver messages of one queue. Return True if it may have more that were not looked at."""
-        self._progress.begin(tracked, from_last=request.from_last)
+        self._progress.begin(tracked, self._clock.now_ms(), from_last=request.from_last)
         state = tracked.state
         state.limit_attempts(request.max_attempts)
         room = min(batch.room, self._max_in_flight - len(state.in_flight))
@@ -80,8 +80,8 @@ class Deliverer:
         return is_cut and next_offset < self._spans.max_offset(tracked.queue)
 
     def _delivery(self, request: PopRequest, pop_ms: int) -> Delivery:
-        """Return the delivery of a pop."""
-        visible_ms = pop_ms + (MAX_RENEWED_MS if request.session else request.invisible_ms)
+        """Return the delivery of a pop at this moment. *pop_ms* may be later, since it identifies the delivery."""
+        visible_ms = self._clock.now_ms() + (MAX_RENEWED_MS if request.session else request.invisible_ms)
         return Delivery(pop_ms, visible_ms, bounded(request.session), attempt_id=bounded(request.attempt_id))
 
     def _pop_unordered(
@@ -89,7 +89,7 @@ class Deliverer:
     ) -> int:
         """Deliver messages in any order. Return the next queue offset to read."""
         state, now_ms = tracked.state, self._clock.now_ms()
-        pop_ms = now_ms
+        pop_ms = max(now_ms, state.least_pop_ms)
         found: list[tuple[int, StoredRecord, int]] = []
         for queue_offset in state.deliverable(room, is_ordered=False):
             _, earlier, last_pop_ms = state.waiting[queue_offset]
@@ -131,7 +131,8 @@ class Deliverer:
         self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages whose message groups have no unacknowledged ones. Return the next queue offset to read."""
-        state, pop_ms = tracked.state, self._clock.now_ms()
+        state = tracked.state
+        pop_ms = max(self._clock.now_ms(), state.least_pop_ms)
         found: list[tuple[int, str, int, StoredRecord]] = []
         repeated = state.same_attempt(bounded(request.attempt_id))
         for queue_offset in repeated or state.deliverable(room, is_ordered=True):
@@ -280,7 +281,7 @@ class Reviver:
         with tracked.lock:
             state = tracked.state
             if self._progress.is_forgotten(tracked):
-                state.reset(state.base)
+                state.reset(state.base, now_ms)
             due = state.take_due(now_ms, _MAX_PER_STEP)
             for queue_offset, delivery in due:
                 try:

@@ -129,6 +129,12 @@ class HeldPops:
         elif (found := self._watches.get(key.topic)) is not None:
             found[0].arrivals += 1
 
+    def all_changed(self) -> None:
+        """Note that all pops may find messages now."""
+        with self._lock:
+            self._ready.update(self._held)
+        self._wake()
+
     # --- pops ----------------------------------------------------------------------------------
 
     def add(self, held: HeldPop, arrivals: int) -> bool:

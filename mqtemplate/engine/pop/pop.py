@@ -31,7 +31,7 @@ from mqtemplate.engine.pop.requests import (
     RecordReader,
     bounded,
 )
-from mqtemplate.errors import DestinationError
+from mqtemplate.errors import DestinationError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.services import Service, wall_time
@@ -107,6 +107,7 @@ class PopService:
         self._store = store
         self._clock = store.clock
         self._topics = topics
+        self._offsets = offsets
         self._spans = spans
         self._broker_name = broker_name
         self._make_dead_letter = make_dead_letter
@@ -122,6 +123,7 @@ class PopService:
         self._reviver = Reviver(
             *(store, self._progress, journal, self._reader, self._holds, create_topic, make_dead_letter, log)
         )
+        journal.on_written(self._holds.all_changed)
         self._sessions: dict[str, set[TrackedQueue]] = {}
         self._restored_sessions: set[str] = set()
         self._topics_read: tuple[object, dict[str, _ReadTopic]] = (None, {})
@@ -154,12 +156,14 @@ class PopService:
 
         Raises:
             DestinationError: The topic does not exist, or has no such queue.
+            StoreError: Too much progress of groups is not written; see `PopJournal.check`.
         """
         return self._pop(request)[0]
 
     def _pop(self, request: PopRequest) -> tuple[PopResult, bool]:
         """Return the result, and True if another pop may find messages at once."""
         self._check_open()
+        self.journal.check()
         targets = self._targets(request)
         batch = PopBatch(request)
         busy: list[tuple[TrackedQueue, PopTarget]] = []
@@ -259,7 +263,7 @@ class PopService:
                 the thread that steps this service. It may be called before this method returns.
 
         Raises:
-            DestinationError: See `pop`.
+            DestinationError, StoreError: See `pop`.
         """
         held = HeldPop(self._holds, request, self._clock.steady_ms() + wait_ms, on_result)
         arrivals = self._holds.watch(held.key)
@@ -302,6 +306,8 @@ class PopService:
                 _log.debug("pop.hold_ended", group=key.group, topic=key.topic, reason=str(exc))
                 self._finish(held, PopResult(()))
                 continue
+            except StoreError:  # it waits until the progress is written, see `PopJournal.on_written`
+                return
             if result.messages:
                 self._finish(held, result)
             elif has_more:
@@ -378,8 +384,12 @@ class PopService:
         Returns:
             The handle of the changed delivery, which replaces the other one; None if there is a newer delivery, or
             none.
+
+        Raises:
+            StoreError: See `pop`.
         """
         self._check_open()
+        self.journal.check()
         tracked = self._of_handle(group, topic, handle)
         if tracked is None:
             return None
@@ -469,6 +479,10 @@ class PopService:
 
     # --- administration ------------------------------------------------------------------------
 
+    def has_read(self, group: str, queue: MessageQueue) -> bool:
+        """Return True if a group has read a queue, also if its topic has this queue no more."""
+        return self._progress.find(QueueKey(group, queue.topic, queue.queue_id)) is not None
+
     def in_flight(self, group: str, topic: str | None = None) -> list[PopInFlight]:
         """Return the progress of a group in each queue that it has read; in its retry topics, too.
 
@@ -487,22 +501,49 @@ class PopService:
         return sorted(found, key=lambda each: each.queue)
 
     def forget_group(self, group: str) -> None:
-        """Forget the deliveries of a group that is deleted."""
-        self._progress.forget(lambda key: key.group == group)
+        """Forget the deliveries of a group that is deleted, and end its pops that wait."""
+        self._progress.forget(lambda key: key.group == group, self._clock.now_ms())
+        self._write()
+        self._end_holds(lambda key: key.group == group)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the deliveries of a topic that is deleted, and of its retry topics."""
+        """Forget the deliveries of a topic that is deleted, and of its retry topics, and end the pops that wait."""
         kinds = (retry_topic_v1, retry_topic_v2)
-        self._progress.forget(lambda key: key.topic == topic or key.topic in [kind(topic, key.group) for kind in kinds])
+        self._progress.forget(
+            lambda key: key.topic == topic or key.topic in [kind(topic, key.group) for kind in kinds],
+            self._clock.now_ms(),
+        )
+        self._write()
+        self._end_holds(lambda key: key.topic == topic)
+
+    def retry_topics(self, topic: str) -> list[str]:
+        """Return the retry topics of all groups for a topic: no group can pop them if the topic is deleted."""
+        groups = self._offsets.groups_of(topic)
+        names = [kind(topic, group) for group in sorted(groups) for kind in (retry_topic_v1, retry_topic_v2)]
+        return [name for name in names if self._topics.has(name)]
 
     def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Let a group continue at *queue_offset*, and forget its deliveries of this queue."""
-        tracked = self._progress.find(QueueKey(group, queue.topic, queue.queue_id))
+        """Let a group continue at *queue_offset*, and forget its deliveries of this queue.
+
+        An acknowledgement of one of them has no effect any more, not even in the same millisecond.
+        """
+        key = QueueKey(group, queue.topic, queue.queue_id)
+        tracked = self._progress.find(key)
         if tracked is None:
-            return
+            if not self._progress.of_group(group):
+                return
+            tracked = self._progress.track(key, from_last=True)  # a crash may have lost its deliveries
         with tracked.lock:
-            self._progress.reset(tracked, queue_offset)
+            self._progress.reset(tracked, queue_offset, self._clock.now_ms())
+        self._write()
         self._holds.changed(HoldKey(group, queue.topic))
+
+    def _write(self) -> None:
+        """Write a change of an administrator now: a kill must not make deliveries from before it valid again."""
+        try:
+            self.journal.write()
+        except StoreError as exc:
+            _log.warning("pop.progress_not_written", reason=str(exc), hint="it is written when the store accepts it")
 
     # --- service -------------------------------------------------------------------------------
 
@@ -525,5 +566,9 @@ class PopService:
 
     def end_holds(self) -> None:
         """End the pops that wait, with an empty result."""
+        self._end_holds(lambda key: True)
+
+    def _end_holds(self, belongs: Callable[[HoldKey], bool]) -> None:
         for held in self._holds.all():
-            self._finish(held, PopResult(()))
+            if belongs(held.key):
+                self._finish(held, PopResult(()))

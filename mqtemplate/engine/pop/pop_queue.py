@@ -110,7 +110,7 @@ class PopQueue:
     W    queue offset, message group, earlier, pop_ms                           waits
     D    queue offsets                                                          done
     A    queue offset                                                           done before it is read
-    R    queue offset                                                           reset
+    R    queue offset, least_pop_ms                                             reset
     T    queue offset                                                           cut
     M    max_attempts                                                           set
     ===  =====================================================================  ========================================
@@ -127,6 +127,8 @@ class PopQueue:
         acked_ahead: Queue offsets from *next* on that are done. A crash can lose a delivery but not its
             acknowledgement.
         max_attempts: Attempts after which a message is a dead letter.
+        least_pop_ms: Earliest time of a delivery since the last reset. Deliveries before it have earlier times.
+        newest_pop_ms: Time of the newest delivery.
         expired: Number of deliveries that expired.
     """
 
@@ -140,13 +142,16 @@ class PopQueue:
         "base",
         "expired",
         "in_flight",
+        "least_pop_ms",
         "max_attempts",
+        "newest_pop_ms",
         "next",
         "waiting",
     )
 
-    def __init__(self, start: int, note: Note = _ignore) -> None:
+    def __init__(self, start: int, note: Note = _ignore, least_pop_ms: int = 0) -> None:
         self._note = note
+        self.least_pop_ms = self.newest_pop_ms = least_pop_ms
         self.max_attempts = 17
         self.expired = 0
         self._clear(start)
@@ -185,6 +190,7 @@ class PopQueue:
             if self.waiting:
                 self._remove_waiting(queue_offset)
             self._set(queue_offset, delivery)
+        self.newest_pop_ms = max(self.newest_pop_ms, delivery.pop_ms)
         self._add_due(delivery.visible_ms, queue_offsets[0], queue_offsets[-1])
 
     def read_to(self, next_offset: int) -> None:
@@ -267,7 +273,7 @@ class PopQueue:
             return AckResult.DONE
         if queue_offset < self.next or queue_offset in self.acked_ahead:
             return AckResult.REPEATED
-        return AckResult.UNKNOWN
+        return AckResult.UNKNOWN if pop_ms >= self.least_pop_ms else AckResult.SUPERSEDED
 
     def ack_ahead(self, queue_offset: int) -> None:
         """Note that a message is done that was not read yet."""
@@ -320,9 +326,13 @@ class PopQueue:
         earlier = delivery.attempts if counts else delivery.earlier
         self.wait(queue_offset, Waiting(delivery.group or "", earlier, delivery.pop_ms))
 
-    def reset(self, queue_offset: int) -> None:
-        """Forget all deliveries, and continue at *queue_offset*."""
-        self._note(["R", queue_offset])
+    def reset(self, queue_offset: int, now_ms: int = 0) -> None:
+        """Forget all deliveries until *now_ms*, and continue at *queue_offset*. No acknowledgement of them counts."""
+        self._reset(queue_offset, max(self.newest_pop_ms, now_ms) + 1)
+
+    def _reset(self, queue_offset: int, least_pop_ms: int) -> None:
+        self.least_pop_ms = max(self.least_pop_ms, least_pop_ms)
+        self._note(["R", queue_offset, self.least_pop_ms])
         self._clear(queue_offset)
 
     def cut(self, end: int) -> None:
@@ -457,8 +467,8 @@ class PopQueue:
             case ["A", at]:
                 if at >= self.next:
                     self.ack_ahead(int(at))
-            case ["R", at]:
-                self.reset(int(at))
+            case ["R", at, *least]:
+                self._reset(int(at), *map(int, least or (0,)))
             case ["T", at]:
                 self.cut(int(at))
             case ["M", max_attempts]:
@@ -468,7 +478,7 @@ class PopQueue:
 
     def snapshot(self) -> list[Event]:
         """Return events that lead from a new queue to this state."""
-        events: list[Event] = [["R", self.base], ["M", self.max_attempts]]
+        events: list[Event] = [["R", self.base, self.least_pop_ms], ["M", self.max_attempts]]
         for at, delivery in self.in_flight.items():
             pop_ms, visible_ms, session, group, earlier, attempt_id, counts = delivery
             if group is None:

@@ -15,7 +15,8 @@ from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 FORGOTTEN = "F"
-"""Event of a queue whose group or topic was deleted; the others are in `PopQueue`."""
+"""Event of a queue whose group or topic was deleted, with the earliest time of a later delivery; the others are in
+`PopQueue`."""
 
 
 class QueueKey(NamedTuple):
@@ -66,6 +67,7 @@ class PopProgress:
 
     Attributes:
         find: Returns the progress in a queue; None if the group has not read it by POP.
+        least_pop_ms: Earliest time of a delivery since groups or topics were deleted; see `PopQueue`.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class PopProgress:
         self._lock = threading.Lock()
         self._queues: dict[QueueKey, TrackedQueue] = {}
         self.find: Callable[[QueueKey], TrackedQueue | None] = self._queues.get
+        self.least_pop_ms = 0
         self._of_group: dict[str, dict[QueueKey, TrackedQueue]] = {}
         self._due: list[tuple[int, int, TrackedQueue]] = []  # heap; an entry is stale if its queue has another time
         self._numbers = itertools.count()
@@ -110,7 +113,7 @@ class PopProgress:
             with self._lock:
                 tracked = self._queues.get(key)
                 if tracked is None:
-                    state = PopQueue(first, partial(self._note, key))
+                    state = PopQueue(first, partial(self._note, key), self.least_pop_ms)
                     tracked = self._add(TrackedQueue(key, queue, state, None))
         return tracked
 
@@ -156,7 +159,7 @@ class PopProgress:
 
     # --- with the lock of the queue ------------------------------------------------------------
 
-    def begin(self, tracked: TrackedQueue, *, from_last: bool) -> None:
+    def begin(self, tracked: TrackedQueue, now_ms: int, *, from_last: bool) -> None:
         """Compare the state with the committed offset and with the queue, before a pop.
 
         The group may have been deleted, and a member that pulls may have committed an offset: that of the group is the
@@ -164,7 +167,7 @@ class PopProgress:
         """
         state, committed = tracked.state, self._offsets.offset(*tracked.key)
         if committed is None and tracked.committed is not None:
-            state.reset(self._start(tracked.key, tracked.queue, from_last))
+            state.reset(self._start(tracked.key, tracked.queue, from_last), now_ms)
         elif committed is not None and committed != tracked.committed and committed > state.next:
             state.read_to(min(committed, self._spans.max_offset(tracked.queue)))
         if state.next > (high := self._spans.max_offset(tracked.queue)):
@@ -198,9 +201,9 @@ class PopProgress:
         """Return True if the group has a committed offset in a queue."""
         return self._offsets.offset(*key) is not None
 
-    def reset(self, tracked: TrackedQueue, queue_offset: int) -> None:
+    def reset(self, tracked: TrackedQueue, queue_offset: int, now_ms: int) -> None:
         """Forget the deliveries of a queue, and continue at *queue_offset*."""
-        tracked.state.reset(queue_offset)
+        tracked.state.reset(queue_offset, now_ms)
         tracked.committed = queue_offset
         self._offsets.commit(*tracked.key, queue_offset)
 
@@ -227,13 +230,15 @@ class PopProgress:
 
     # --- forgetting ----------------------------------------------------------------------------
 
-    def forget(self, belongs: Callable[[QueueKey], bool]) -> None:
-        """Forget the queues for which *belongs* returns True."""
+    def forget(self, belongs: Callable[[QueueKey], bool], now_ms: int) -> None:
+        """Forget the queues for which *belongs* returns True. No acknowledgement of a delivery until now counts."""
+        self.least_pop_ms = max(self.least_pop_ms, now_ms + 1)
         for tracked in self:
             if belongs(tracked.key):
                 with tracked.lock:
+                    self.least_pop_ms = max(self.least_pop_ms, tracked.state.newest_pop_ms + 1)
                     tracked.is_gone = True
                     tracked.state = PopQueue(0)
                     tracked.due_ms = None
-                    self._note(tracked.key, [FORGOTTEN])
+                    self._note(tracked.key, [FORGOTTEN, self.least_pop_ms])
                 self.drop(tracked.key)

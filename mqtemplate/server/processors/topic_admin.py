@@ -15,7 +15,6 @@ from typing import TypeVar
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import ClientChannel, ClientRegistry
 from mqtemplate.engine.pop.pop import PopService
-from mqtemplate.engine.pop.receipt_handle import retry_topic_v1, retry_topic_v2
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
@@ -98,13 +97,12 @@ class TopicAdmin:
         if not topic.strip():
             raise RefusedError(ResponseCode.INVALID_PARAMETER, "the topic to delete is empty; give its name")
         deleted = self.topics.delete(topic)
-        for group in self.offsets.groups_of(topic):  # their retries cannot be popped any more
-            for retry_topic in (retry_topic_v1(topic, group), retry_topic_v2(topic, group)):
-                if self.topics.table.has(retry_topic):
-                    self.topics.delete(retry_topic)
-                    self.offsets.forget(topic=retry_topic)
-        self.offsets.forget(topic=topic)
-        self.pops.forget_topic(topic)
+        retry_topics = self.pops.retry_topics(topic)
+        self.pops.forget_topic(topic)  # first: it ends deliveries that would commit an offset again
+        for retry_topic in retry_topics:
+            self.topics.delete(retry_topic)
+        for name in (topic, *retry_topics):
+            self.offsets.forget(topic=name)
         self.modes.forget(topic=topic)
         _log.info("admin.topic_deleted", topic=topic, found=deleted, by=str(connection.remote))
 

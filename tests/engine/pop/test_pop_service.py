@@ -688,3 +688,129 @@ def test_a_message_of_another_type_takes_the_queues_in_turn(shop: Shop, properti
 
     ends = [shop.broker.engine.queues.max_offset(MessageQueue(TOPIC, shop.broker.name, each)) for each in range(4)]
     assert ends == [1, 1, 1, 1]
+
+
+# --- what is deleted meanwhile ---------------------------------------------------------------------
+
+
+def set_queues(shop: Shop, count: int) -> None:
+    shop.broker.engine.topics.update(TOPIC, {"readQueueNums": count, "writeQueueNums": count})
+    shop.broker.engine.routes.refresh(TOPIC)
+
+
+def test_a_message_of_a_removed_queue_can_be_acknowledged_and_comes_again_if_it_is_not() -> None:
+    shop = Shop(default_topic_queue_nums=2)
+    shop.send("a", "b")
+    popped = sorted(shop.pop(), key=lambda message: message.handle.queue_id)
+    set_queues(shop, 1)
+    shop.send("c")
+
+    assert shop.ack(popped[1]) == [True]
+    set_queues(shop, 2)
+    shop.send("d", "e")
+    found = {message.record.body: message for message in shop.pop()}
+    set_queues(shop, 1)
+    shop.harness.advance("30s")
+
+    assert found.keys() == {b"c", b"d", b"e"}
+    assert sorted(bodies(shop.pop())) == ["a", "c", "d", "e"]  # all four from the retry topic
+    assert shop.number("pop.in_flight") == 4
+    shop.broker.close()
+
+
+def test_an_ordered_message_of_a_removed_queue_waits_until_the_queue_is_back() -> None:
+    shop = Shop(default_topic_queue_nums=2)
+    shop.send("a", "b")
+    last = max(shop.pop(is_ordered=True), key=lambda message: message.handle.queue_id)
+    set_queues(shop, 1)
+    shop.harness.advance("30s")
+    assert last.record.body.decode() not in bodies(shop.pop(is_ordered=True))
+
+    set_queues(shop, 2)
+
+    assert bodies(shop.pop(is_ordered=True)) == [last.record.body.decode()]
+    shop.broker.close()
+
+
+def test_a_waiting_pop_of_a_removed_queue_ends_with_the_next_message() -> None:
+    shop, results = Shop(default_topic_queue_nums=2), list[PopResult]()
+    shop.hold(20_000, results, queue_id=1)
+    set_queues(shop, 1)
+
+    shop.send("a")
+    shop.harness.advance("0s")
+
+    assert results == [PopResult(())]
+    shop.broker.close()
+
+
+def test_a_deleted_topic_ends_the_waiting_pops_and_its_retries(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.send("a")
+    shop.pop(invisible_ms=1_000)
+    shop.harness.advance("1s")
+    shop.pop()
+    shop.hold(20_000, results)
+
+    shop.broker.admin().delete_topic(TOPIC)
+
+    assert results == [PopResult(())]
+    assert not shop.broker.engine.topics.has(RETRY)
+    assert (shop.committed(), shop.committed(RETRY)) == (None, None)
+    shop.harness.advance("1h")
+    assert (shop.committed(), shop.committed(RETRY), shop.number("pop.in_flight")) == (None, None, 0)
+
+
+def test_a_topic_that_is_created_again_ignores_the_deliveries_before(shop: Shop) -> None:
+    """In the same millisecond, too, and whether its messages were delivered again or not."""
+    shop.send("a", "b")
+    a, b = shop.pop()
+    shop.broker.admin().delete_topic(TOPIC)
+    shop.broker.engine.routes.queues(TOPIC)
+
+    assert shop.ack(b) == [False]
+    (again,) = shop.pop(max_count=1)
+    assert (bodies([again]), shop.ack(a)) == (["a"], [False])
+    assert shop.change(a, 60_000) is None
+    assert shop.ack(again) == [True]
+    assert bodies(shop.pop()) == ["b"]
+
+
+def test_a_deleted_group_ends_its_waiting_pops_and_its_deliveries(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.send("a")
+    (a,) = shop.pop()
+    shop.hold(20_000, results)
+
+    shop.broker.admin().forget_group(GROUP)
+
+    assert results == [PopResult(())]
+    assert shop.ack(a) == [False]
+    shop.harness.advance("1h")
+    assert bodies(shop.pop()) == ["a"]
+    assert shop.number("pop.expired") == 0
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_no_delivery_from_before_a_reset_can_be_acknowledged(shop: Shop, is_ordered: bool) -> None:
+    """A reset and pops in one millisecond: the deliveries have other times."""
+    shop.send("a", "b")
+    a, b = shop.pop(is_ordered=is_ordered)
+
+    shop.pop_service.reset(GROUP, MessageQueue(TOPIC, shop.broker.name, 0), 0)
+    (again,) = shop.pop(max_count=1, is_ordered=is_ordered)
+
+    assert (shop.ack(a, b), shop.change(a, 60_000)) == ([False, False], None)
+    assert not shop.pop_service.dead_letter(GROUP, TOPIC, a.handle, ignore)
+    assert shop.ack(again) == [True]
+    assert bodies(shop.pop(is_ordered=is_ordered)) == ["b"]
+
+
+def test_resets_in_one_millisecond_have_deliveries_with_different_times(shop: Shop) -> None:
+    shop.send("a")
+    messages = []
+    for _ in range(3):
+        messages += shop.pop()
+        shop.pop_service.reset(GROUP, MessageQueue(TOPIC, shop.broker.name, 0), 0)
+
+    assert shop.ack(*messages, *shop.pop()) == [False, False, False, True]
