@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mqtemplate.delay.recall_handle import handle_of
@@ -31,8 +32,8 @@ from mqtemplate.message import (
 from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord, to_message_ext
 from mqtemplate.record.dead_letter import CAUSES
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import PRIORITY_PROPERTY
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
+from mqtemplate.record.properties import PRIORITY_PROPERTY, encode_properties
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
@@ -319,12 +320,20 @@ class LocalSends:
         stored = _stored(lambda: self._writer.send_back(SentBackCopy(sent_back.message, copy), queue_id))
         self._store.confirm(stored.end, stored.topics)
 
-    def make_dead_letter(self, record: StoredRecord, group: str) -> RecordDraft:
-        """Return the copy of a record for the dead-letter topic of *group*, and create that topic."""
+    def make_dead_letter(
+        self, record: StoredRecord, group: str, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> RecordDraft:
+        """Return the copy of a record for the dead-letter topic of *group*, and create that topic.
+
+        Args:
+            properties: Added to the copy, if they have room.
+        """
         topic = DLQ_TOPIC_PREFIX + group
         self._routes.create(topic, 1)
         queue = self._routes.select(topic, None)
         original, copy, sys_flag = send_back_of_record(record, queue.broker_name, group, -1, None, 0)
+        if len(record.properties_bytes) + len(encode_properties(properties)) < MAX_PROPERTIES_BYTES // 2:
+            copy.properties |= properties
         draft = self._drafts.make_send_back(copy, original, queue.queue_id, self._store.clock.now_ms())
         draft.sys_flag = sys_flag
         return draft

@@ -7,7 +7,8 @@ over, not seconds later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mqtemplate.engine.pop.holds import HeldPops, HoldKey
@@ -21,6 +22,7 @@ from mqtemplate.event_log import LimitedLog
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import MessageQueue, Property, offset_msg_id
 from mqtemplate.record.codec import RecordDraft, StoredRecord, unpack_host
+from mqtemplate.record.dead_letter import expired_properties
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import SHARDING_KEY, TAGS, decode_properties, encode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
@@ -199,8 +201,13 @@ class Deliverer:
 class MakeDeadLetter(Protocol):
     """Function that creates a dead letter."""
 
-    def __call__(self, record: StoredRecord, group: str) -> RecordDraft:
+    def __call__(
+        self, record: StoredRecord, group: str, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> RecordDraft:
         """Return the copy of a record for the dead-letter topic of *group*, which exists then.
+
+        Args:
+            properties: Added to the copy, if they have room.
 
         Raises:
             MessageError: The copy is not a valid message.
@@ -328,7 +335,9 @@ class Reviver:
         attempts = record.reconsume_times + delivery.attempts
         if attempts >= tracked.state.max_attempts:
             self._dead_lettered.add()
-            return self._make_dead_letter(record, group)
+            before, now_ms = decode_properties(record.properties_bytes), self._store.clock.now_ms()
+            cause = expired_properties(before, record.reconsume_times, attempts, now_ms)
+            return self._make_dead_letter(record, group, cause)
         draft = retry_draft(record, topic, group, attempts, delivery.pop_ms)
         self._create_topic(draft.topic, 1)
         return draft

@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.engine.pop.pop import PopRequest, PopResult
 from mqtemplate.errors import BrokerClosedError, DestinationError
 from mqtemplate.message import MessageQueue, Property
+from mqtemplate.record import dead_letter
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
@@ -95,6 +96,13 @@ def test_after_its_last_attempt_a_message_is_a_dead_letter(shop: Shop) -> None:
     assert dead.body == b"a"
     assert dead.properties[Property.DLQ_ORIGIN_TOPIC] == TOPIC
     assert dead.properties[Property.UNIQ_KEY] == decode_properties(first.record.properties_bytes)[Property.UNIQ_KEY]
+    cause = {name: dead.properties[name] for name in dead_letter.CAUSES if name in dead.properties}
+    assert cause == {
+        dead_letter.MESSAGE: "its invisible time was over, and no member had acknowledged it",
+        dead_letter.ATTEMPTS: "2",
+        dead_letter.FAILED_AT: dead_letter.iso_time(shop.clock.now_ms()),
+        dead_letter.FIRST_FAILED_AT: dead_letter.iso_time(first.handle.pop_ms),
+    }
     assert shop.committed(RETRY) == 1
     assert shop.number("pop.dead_lettered") == 1
 
