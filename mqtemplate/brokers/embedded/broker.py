@@ -43,7 +43,6 @@ from mqtemplate.errors import (
     BrokerError,
     CorruptRecordError,
     InvalidReceiptHandleError,
-    ListenerError,
     UnsupportedError,
 )
 from mqtemplate.message import MessageQueue, Property
@@ -240,17 +239,13 @@ class EmbeddedPop(PopConsumers):
                 f"group {spec.group!r} cannot start at a time by POP; start it at the first or the last message, then "
                 f"move it: mqtemplate offsets reset {spec.group} TOPIC --to TIME"
             )
-        if self._engine.groups.local.has_members(spec.group):
-            raise ListenerError(
-                f"group {spec.group!r} has a member in this process that pulls; the members of a group have one "
-                "request mode, since both would handle each message. Give the second listener a group of its own"
-            )
         member = _PopMember(self, spec)
         with self._lock:
-            members = self._members.setdefault(spec.group, [])
+            members = self._members.get(spec.group, [])
             for other in members:
                 check_same_group(other.spec, spec)
-            members.append(member)
+            self._engine.groups.local.join_pop(spec.group)
+            self._members.setdefault(spec.group, []).append(member)
         for topic in spec.subscriptions:
             self._engine.routes.queues(topic)  # creates it
         return member
@@ -263,6 +258,7 @@ class EmbeddedPop(PopConsumers):
             if member not in members:
                 return
             members.remove(member)
+            self._engine.groups.local.leave_pop(group)
             is_last = not members
             if is_last:
                 del self._members[group]
