@@ -15,6 +15,7 @@ from mqtemplate.broker import (
     ConsumerGroups,
     ConsumerSpec,
     DelayedMessages,
+    GroupDeliveries,
     GroupInfo,
     GroupSubscription,
     Member,
@@ -57,6 +58,8 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_applicati
 
 _GROUPS_FILE = "config/subscriptionGroup.json"
 _TO_DEAD_LETTERS = -1  # as a delay level
+_THIS_PROCESS = "this process"
+"""Address of a listener in the process of the broker."""
 _COPY_MS = 60_000
 _FLUSH_S = 10
 
@@ -303,6 +306,7 @@ class EmbeddedPop(PopConsumers):
             attempt_id=attempt_id,
             from_last=specs[0].consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
             max_attempts=specs[0].max_reconsume_times + 1,
+            client=_THIS_PROCESS,
             session=_session_of(group) if auto_renew else "",
         )
         return [self._received(popped) for popped in self._pop(request, wait_ms).messages]
@@ -483,7 +487,7 @@ class EmbeddedAdmin(BrokerAdmin):
         subscriptions = {topic: selector for _, spec in specs for topic, selector in spec.subscriptions.items()}
         return GroupInfo(
             name,
-            members=tuple(Member(client_id, "this process", "PYTHON") for client_id, _ in specs),
+            members=tuple(Member(client_id, _THIS_PROCESS, "PYTHON") for client_id, _ in specs),
             subscriptions=tuple(_subscription(topic, subscriptions[topic]) for topic in sorted(subscriptions)),
             progress=tuple(self._progress(name, {*subscriptions, RETRY_TOPIC_PREFIX + name})),
             message_model=specs[0][1].message_model.value if specs else None,
@@ -514,6 +518,9 @@ class EmbeddedAdmin(BrokerAdmin):
             )
         for queue, queue_offset in offsets.items():
             self._engine.groups.reset_offset(group, queue, queue_offset)
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        return self._engine.pop.deliveries(group)
 
     def forget_group(self, group: str) -> None:
         groups = self._engine.groups

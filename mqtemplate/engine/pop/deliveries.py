@@ -83,8 +83,12 @@ class Deliverer:
 
     def _delivery(self, request: PopRequest, pop_ms: int) -> Delivery:
         """Return the delivery of a pop at this moment. *pop_ms* may be later, since it identifies the delivery."""
-        visible_ms = self._clock.now_ms() + (MAX_RENEWED_MS if request.session else request.invisible_ms)
-        return Delivery(pop_ms, visible_ms, bounded(request.session), attempt_id=bounded(request.attempt_id))
+        now_ms, session = self._clock.now_ms(), bounded(request.session)
+        visible_ms = now_ms + (MAX_RENEWED_MS if request.session else request.invisible_ms)
+        client = bounded(request.client) or session
+        return Delivery(
+            pop_ms, visible_ms, session, attempt_id=bounded(request.attempt_id), client=client, since_ms=now_ms
+        )
 
     def _pop_unordered(
         self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch

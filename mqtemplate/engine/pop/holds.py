@@ -181,6 +181,11 @@ class HeldPops:
                 self._deadlines = sorted((each.deadline_ms, each.number, each) for each in each_held)
         return callback
 
+    def count_of(self, group: str) -> int:
+        """Return the number of pops of a group that wait."""
+        with self._lock:
+            return sum(len(waiting) for key, waiting in self._held.items() if key.group == group)
+
     def take_ready(self) -> list[HoldKey]:
         """Return the keys whose pops may find messages."""
         if not self._ready:

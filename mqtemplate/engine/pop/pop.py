@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mqtemplate.broker import MAX_IN_FLIGHT_SHOWN, GroupDeliveries
 from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
@@ -132,6 +133,8 @@ class PopService:
         self._acked = metrics.counter("pop.acked")
         metrics.gauge("pop.in_flight", lambda: sum(len(tracked.state.in_flight) for tracked in self._progress))
         metrics.gauge("pop.held", lambda: len(self._holds))
+        metrics.gauge("pop.waiting", lambda: sum(len(tracked.state.waiting) for tracked in self._progress))
+        metrics.gauge("pop.oldest_ms", lambda: self._progress.oldest_ms(self._clock.now_ms()))
 
     def load(self) -> None:
         """Restore the progress of an earlier run, after the store was loaded.
@@ -499,6 +502,14 @@ class PopService:
                     count = len(state.in_flight)
                     found.append(PopInFlight(tracked.queue, state.base, state.next, count, state.expired, oldest_ms))
         return sorted(found, key=lambda each: each.queue)
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        """Return the messages that members of a group have; None if it has never read by POP."""
+        rows, in_flight, waiting, expired = self._progress.deliveries(group, MAX_IN_FLIGHT_SHOWN)
+        if not self._progress.of_group(group):
+            return None
+        messages = tuple(self._reader.in_flight(row) for row in rows)
+        return GroupDeliveries(in_flight, messages, waiting, expired, self._holds.count_of(group))
 
     def forget_group(self, group: str) -> None:
         """Forget the deliveries of a group that is deleted, and end its pops that wait."""

@@ -34,6 +34,8 @@ class Delivery(NamedTuple):
         earlier: Earlier deliveries from the same queue offset that count as attempts.
         attempt_id: Id of an ordered pop; the client repeats it if it did not get the response.
         counts: The delivery counts as an attempt.
+        client: The client that has the message, for operators; empty if it is not known, as after a restart.
+        since_ms: Time since which that client has it. A change of the delivery keeps it; 0 if it is not known.
     """
 
     pop_ms: int
@@ -43,6 +45,8 @@ class Delivery(NamedTuple):
     earlier: int = 0
     attempt_id: str = ""
     counts: bool = True
+    client: str = ""
+    since_ms: int = 0
 
     @property
     def attempts(self) -> int:
@@ -180,8 +184,7 @@ class PopQueue:
     def deliver_ordered(self, messages: Sequence[tuple[int, str, int]], delivery: Delivery) -> None:
         """Note one ordered delivery of messages: queue offset, message group, and earlier deliveries that count."""
         if messages:
-            _, _, session, _, _, attempt_id, counts = delivery
-            self._note(["O", *delivery[:2], session, attempt_id, counts, *messages])
+            self._note(["O", *delivery[:3], delivery.attempt_id, delivery.counts, *messages])
             for queue_offset, group, earlier in messages:
                 self._deliver([queue_offset], delivery._replace(group=group, earlier=earlier))
 
@@ -219,6 +222,11 @@ class PopQueue:
     def has_attempt(self, attempt_id: str) -> bool:
         """Return True if an ordered pop has unacknowledged messages."""
         return attempt_id in self._attempts
+
+    def waiting_in(self, group: str) -> int:
+        """Return how many messages wait for the unacknowledged ones of a message group."""
+        found = self._groups.get(group)
+        return len(found.waiting) if found is not None and found.delivered else 0
 
     def is_blocked(self, group: str) -> bool:
         """Return True if an earlier message of a message group is unacknowledged."""
@@ -309,7 +317,13 @@ class PopQueue:
             delivery = Delivery(pop_ms, 0, group=waiting.group, earlier=max(waiting.earlier - 1, 0))
         elif delivery.pop_ms != pop_ms:
             return None
-        changed = changed._replace(group=delivery.group, earlier=delivery.earlier, attempt_id=delivery.attempt_id)
+        changed = changed._replace(
+            group=delivery.group,
+            earlier=delivery.earlier,
+            attempt_id=delivery.attempt_id,
+            client=delivery.client,
+            since_ms=delivery.since_ms,
+        )
         if delivery.group is None:
             self.deliver([queue_offset], changed)
         else:
@@ -480,7 +494,7 @@ class PopQueue:
         """Return events that lead from a new queue to this state."""
         events: list[Event] = [["R", self.base, self.least_pop_ms], ["M", self.max_attempts]]
         for at, delivery in self.in_flight.items():
-            pop_ms, visible_ms, session, group, earlier, attempt_id, counts = delivery
+            pop_ms, visible_ms, session, group, earlier, attempt_id, counts, *_ = delivery
             if group is None:
                 events.append(["P", pop_ms, visible_ms, session, earlier, counts, at, at])
             else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from mqtemplate.engine.pop.pop_queue import Event, PopQueue
+from mqtemplate.engine.pop.pop_queue import Delivery, Event, PopQueue
 from mqtemplate.message import MessageQueue
 from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
@@ -25,6 +25,24 @@ class QueueKey(NamedTuple):
     group: str
     topic: str
     queue_id: int
+
+
+class InFlight(NamedTuple):
+    """A delivery that is not acknowledged.
+
+    Attributes:
+        blocked: Number of messages that wait until it is done.
+    """
+
+    queue: MessageQueue
+    queue_offset: int
+    delivery: Delivery
+    blocked: int
+
+    @property
+    def since_ms(self) -> int:
+        """Time since which its client has it."""
+        return self.delivery.since_ms or self.delivery.pop_ms
 
 
 class QueueSpans(Protocol):
@@ -142,6 +160,31 @@ class PopProgress:
     def of_group(self, group: str) -> list[TrackedQueue]:
         """Return all queues of a group."""
         return list(self._of_group.get(group, {}).values())
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return for how long a client has had its message, of the message for which that is longest."""
+        oldest_ms = now_ms
+        for tracked in self:
+            with tracked.lock:
+                found = list(tracked.state.in_flight.values())
+            oldest_ms = min([oldest_ms, *[each.since_ms or each.pop_ms for each in found]])
+        return now_ms - oldest_ms
+
+    def deliveries(self, group: str, count: int) -> tuple[list[InFlight], int, int, int]:
+        """Return the oldest deliveries of a group; the numbers of all, of messages that wait, and of expired ones."""
+        oldest: list[InFlight] = []
+        in_flight = waiting = expired = 0
+        for tracked in self.of_group(group):
+            with tracked.lock:
+                state = tracked.state
+                in_flight, waiting = in_flight + len(state.in_flight), waiting + len(state.waiting)
+                expired += state.expired
+                found = [
+                    InFlight(tracked.queue, at, delivery, state.waiting_in(delivery.group or ""))
+                    for at, delivery in state.in_flight.items()
+                ]
+            oldest = heapq.nsmallest(count, [*oldest, *found], key=lambda each: each.since_ms)
+        return oldest, in_flight, waiting, expired
 
     def drop(self, key: QueueKey) -> None:
         """Forget a queue."""

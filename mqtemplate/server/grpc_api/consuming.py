@@ -145,6 +145,7 @@ class GrpcConsuming:
             attempt_id=request.attempt_id,
             max_attempts=max_attempts(config),
             priority_factor=config.priority_factor,
+            client=client.client_id,
             session=client.client_id if request.auto_renew else "",
         )
         _Receive(self, context, pop).hold(wait_ms)

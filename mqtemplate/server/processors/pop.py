@@ -120,6 +120,7 @@ class PopProcessor:
             max_attempts=group.retry_max_times + 1,
             priority_factor=group.priority_factor,
             max_bytes=self.settings.max_pull_bytes,
+            client=str(connection.remote),
         )
         return self._pop_or_hold(caller, connection, request, header, wanted, max(wait_ms, 0))
 

@@ -21,6 +21,7 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
+from mqtemplate.remoting.protocol.bodies import own_requests as own
 from mqtemplate.remoting.protocol.bodies import route
 from mqtemplate.remoting.protocol.bodies.group import ClientConnection as ConnectionBody
 from mqtemplate.remoting.protocol.bodies.group import GroupList
@@ -199,6 +200,38 @@ class GroupAdmin:
         """Return all groups, also those that only have offsets: an embedded broker on the folder stored no settings."""
         names = (name for name in self.offsets.groups() if not is_system_group(name))
         return {name: bodies.SubscriptionGroupConfig(group_name=name) for name in names} | self.groups.all()
+
+    @answers(RequestCode.GET_GROUP_DELIVERIES, slow=True)
+    def _deliveries(self, query: own.GetGroupDeliveriesRequestHeader) -> own.GroupDeliveriesData:
+        found = self.pops.deliveries(query.consumer_group)
+        if found is None:
+            return own.GroupDeliveriesData(reads_by_pop=False)
+        messages = [
+            own.InFlightData(
+                stored_topic=each.queue.topic,
+                queue_id=each.queue.queue_id,
+                queue_offset=each.queue_offset,
+                topic=each.topic,
+                msg_id=each.msg_id,
+                keys=each.keys,
+                client=each.client,
+                since=each.since_ms,
+                until=each.until_ms,
+                is_renewed=each.is_renewed,
+                attempt=each.attempt,
+                message_group=each.message_group,
+                blocked=each.blocked,
+            )
+            for each in found.messages
+        ]
+        return own.GroupDeliveriesData(
+            reads_by_pop=True,
+            in_flight=found.in_flight,
+            waiting=found.waiting,
+            expired=found.expired or 0,
+            held=found.held or 0,
+            messages=messages,
+        )
 
     # --- connected clients ---------------------------------------------------------------------
 

@@ -822,3 +822,73 @@ def test_resets_in_one_millisecond_have_deliveries_with_different_times(shop: Sh
         shop.pop_service.reset(GROUP, MessageQueue(TOPIC, shop.broker.name, 0), 0)
 
     assert shop.ack(*messages, *shop.pop()) == [False, False, False, True]
+
+
+# --- what an operator sees -------------------------------------------------------------------------
+
+
+def test_an_operator_sees_which_message_is_held_by_whom_since_when_and_until_when(shop: Shop) -> None:
+    """An extension keeps the time since which the client has the message."""
+    shop.send("a", KEYS="4466", UNIQ_KEY="A1")
+    shop.send("b", UNIQ_KEY="B2")
+    start_ms = shop.clock.now_ms()
+    (a,) = shop.pop(max_count=1, client="10.0.0.7:4711", invisible_ms=60_000)
+    shop.harness.advance("10s")
+    shop.pop(session="worker-2")
+    shop.harness.advance("20s")
+    shop.change(a, 60_000)
+    shop.hold(20_000, [])
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert (found.in_flight, found.waiting, found.expired, found.held) == (2, 0, 0, 1)
+    first, second = found.messages
+    assert (first.msg_id, first.keys, first.topic, first.client) == ("A1", "4466", TOPIC, "10.0.0.7:4711")
+    assert (first.since_ms, first.until_ms, first.is_renewed) == (start_ms, start_ms + 90_000, False)
+    assert (second.msg_id, second.client, second.since_ms) == ("B2", "worker-2", start_ms + 10_000)
+    assert (second.is_renewed, second.attempt, second.message_group) == (True, 1, None)
+    assert shop.number("pop.oldest_ms") == 30_000
+
+
+def test_an_operator_sees_which_message_blocks_its_order(shop: Shop) -> None:
+    for body in ("a1", "a2", "a3", "b1"):
+        shop.send(body, **{Property.SHARDING_KEY: body[0]})
+    shop.pop(is_ordered=True, max_count=1)
+    shop.pop(is_ordered=True)
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert [(each.message_group, each.blocked) for each in found.blocking] == [("a", 2)]
+    assert (found.in_flight, found.waiting, shop.number("pop.waiting")) == (2, 2, 2)
+
+
+def test_an_operator_sees_the_attempt_and_the_topic_of_a_message_that_comes_again(shop: Shop) -> None:
+    shop.send("a")
+    shop.pop()
+    shop.harness.advance("30s")
+    shop.pop()
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert [(each.topic, each.queue.topic, each.attempt) for each in found.messages] == [(TOPIC, RETRY, 2)]
+    assert found.expired == 1
+
+
+def test_of_many_messages_in_flight_the_oldest_are_shown(shop: Shop) -> None:
+    shop.send(*map(str, range(150)))
+    for _ in range(5):
+        shop.pop(max_count=30)
+        shop.harness.advance("1s")
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert (found.in_flight, len(found.messages)) == (150, 100)
+    assert found.messages[0].since_ms < found.messages[-1].since_ms
+
+
+def test_a_group_that_never_popped_has_no_deliveries(shop: Shop) -> None:
+    assert shop.pop_service.deliveries("others") is None
