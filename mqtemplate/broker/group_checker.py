@@ -44,26 +44,35 @@ class GroupChecker:
         self._jobs: Queue[Callable[[], None] | None] = Queue(self.max_waiting)
         self._workers: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._under_check: set[tuple[str, str]] = set()  # topic and id of the messages that wait or are checked
         self._is_closed = False
 
     def submit(self, message: MessageExt, answer: AnswerCheck) -> None:
         """Check the transaction of *message*, and pass the state to *answer*.
 
-        If too many checks wait, or the checker is closed, the check is dropped: brokers repeat checks.
+        If too many checks wait, or the checker is closed, the check is dropped: brokers repeat checks. So is a check of
+        a transaction whose last check waits or runs: brokers repeat checks, too, whose answer takes longer than their
+        interval, and that answer ends the transaction.
         """
+        if not self.threads:
+            answer(*self._state_of(message))
+            return
+        key = message.topic, message.msg_id
 
         def job() -> None:
-            answer(*self._state_of(message))
-
-        if not self.threads:
-            job()
-            return
-        with self._lock:
             try:
-                if self._is_closed:
-                    return
+                answer(*self._state_of(message))
+            finally:
+                self._under_check.discard(key)
+
+        with self._lock:
+            if self._is_closed or key in self._under_check:
+                return
+            self._under_check.add(key)  # before a thread can end the check
+            try:
                 self._jobs.put_nowait(job)
             except Full:
+                self._under_check.discard(key)
                 _log.warning("transaction.check_dropped", group=self.group, msg_id=message.msg_id)
                 return
             if len(self._workers) < self.threads:

@@ -36,13 +36,21 @@ SERVICE = f"{PACKAGE}.MessagingService"
 DESCRIPTOR_SET = Path(__file__).with_name("messaging_service.pb")
 
 
-@cache
-def pool() -> DescriptorPool:
-    """Return the pool with all messages and the service."""
+def _read_pool() -> DescriptorPool:
     private = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(DESCRIPTOR_SET.read_bytes()).file:
         private.Add(file)
     return private
+
+
+# It is read during the import. Threads that use the first messages at the same time would read two pools, and a message
+# of one does not accept a message of the other.
+_POOL = _read_pool()
+
+
+def pool() -> DescriptorPool:
+    """Return the pool with all messages and the service."""
+    return _POOL
 
 
 @cache
@@ -52,7 +60,7 @@ def message_class(full_name: str) -> Any:
     Raises:
         KeyError: There is no such message.
     """
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(full_name))
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(full_name))
 
 
 def Duration() -> Any:  # noqa: N802 - the name of the message

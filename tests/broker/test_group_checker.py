@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from structlog.testing import capture_logs
 
 from mqtemplate.broker.group_checker import GroupChecker
-from mqtemplate.message import HostAddress, MessageExt
+from mqtemplate.message import HostAddress, MessageExt, Property
 from mqtemplate.results import TransactionState
 from tests.waiting import PATIENCE_S
 
@@ -20,7 +20,7 @@ def message(body: bytes = b"order") -> MessageExt:
     return MessageExt(
         "orders", body, broker_name="b", queue_id=0, queue_offset=0, physical_offset=0, store_size=0, sys_flag=0,
         body_crc=0, born_timestamp=0, born_host=HOST, store_timestamp=0, store_host=HOST, reconsume_times=0,
-        prepared_transaction_offset=0,
+        prepared_transaction_offset=0, properties={Property.UNIQ_KEY: body.decode()},
     )  # fmt: skip
 
 
@@ -81,6 +81,46 @@ def test_a_check_is_dropped_and_logged_if_too_many_wait() -> None:
     checker.close()
     assert bodies == [b"runs", b"waits"]
     assert [entry["event"] for entry in logs] == ["transaction.check_dropped"]
+
+
+def test_a_transaction_whose_check_waits_or_runs_is_not_checked_twice() -> None:
+    """A broker repeats a check whose answer takes longer than its interval."""
+    started, go_on, bodies = threading.Event(), threading.Event(), []
+
+    def check(message: MessageExt) -> TransactionState:
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        bodies.append(message.body)
+        return COMMIT
+
+    answers: SimpleQueue[bytes] = SimpleQueue()
+    checker = GroupChecker("shop", check, threads=1, max_waiting=100, on_close=lambda closed: None)
+    checker.submit(message(b"runs"), lambda state, remark: answers.put(b"runs"))
+    assert started.wait(PATIENCE_S)
+    checker.submit(message(b"waits"), lambda state, remark: answers.put(b"waits"))
+    for body in (b"runs", b"waits", b"runs"):
+        checker.submit(message(body), lambda state, remark: answers.put(b"repeated"))
+    checker.submit(message(b"last"), lambda state, remark: answers.put(b"last"))
+    go_on.set()
+
+    assert [answers.get(timeout=PATIENCE_S) for _ in range(3)] == [b"runs", b"waits", b"last"]
+    checker.close()
+    assert bodies == [b"runs", b"waits", b"last"]
+
+
+def test_a_transaction_is_checked_again_after_its_answer() -> None:
+    """The answer may be that the state is not known yet, or it may have been lost."""
+    answers: SimpleQueue[TransactionState] = SimpleQueue()
+    states = [COMMIT, COMMIT, UNKNOWN]
+    checker = GroupChecker("shop", lambda message: states.pop(), threads=1, max_waiting=1, on_close=lambda closed: None)
+
+    found = []
+    for body in (b"order", b"other", b"order"):  # the answer of the other one comes after the end of the first check
+        checker.submit(message(body), lambda state, remark: answers.put(state))
+        found.append(answers.get(timeout=PATIENCE_S))
+
+    assert found == [UNKNOWN, COMMIT, COMMIT]
+    checker.close()
 
 
 def test_a_closed_checker_runs_no_check() -> None:

@@ -50,6 +50,17 @@ def test_a_duration_has_the_helpers_of_protobuf() -> None:
     assert settings.request_timeout.ToMilliseconds() == 1_500
 
 
+def test_the_descriptors_are_read_during_the_import() -> None:
+    """Threads that use the first messages at the same time must not read them twice: the classes would differ."""
+    program = """
+from pathlib import Path
+from mqtemplate.grpc_protos import protos
+del Path.read_bytes
+print(protos.Settings.DESCRIPTOR.full_name)
+"""
+    assert run_python(Path("/"), "-c", program).stdout == "apache.rocketmq.v2.Settings\n"
+
+
 def test_the_classes_are_not_in_the_default_pool() -> None:
     """RocketMQ's Python client registers the same names there, and can be used in the same process."""
     assert protos.Settings.DESCRIPTOR.full_name == "apache.rocketmq.v2.Settings"

@@ -130,8 +130,8 @@ def test_the_threads_of_a_checker_outlive_what_a_check_raises(kind: str) -> None
         return KINDS[kind]()
 
     checker = GroupChecker("shop", check, 1, 10, lambda _: None)
-    message: Any = SimpleNamespace(topic="orders", msg_id="1")
-    for _ in range(3):
+    for number in range(3):
+        message: Any = SimpleNamespace(topic="orders", msg_id=str(number))
         checker.submit(message, lambda *answer: answers.put(answer))
 
     for _ in range(3):

@@ -6,6 +6,7 @@ its own, and a start knows what was acknowledged.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import deque
@@ -138,6 +139,15 @@ class PopJournal:
     def _add_unwritten(self, bodies: list[bytes]) -> None:
         self._unwritten += bodies
         self._unwritten_bytes += sum(map(len, bodies)) + _BYTES_PER_BODY * len(bodies)
+
+    def write_events(self) -> None:
+        """Append all events so far, without waiting for the flush: a kill of the process does not lose them.
+
+        After an error the next step tries again, and reports it.
+        """
+        if self._events:
+            with contextlib.suppress(StoreError):
+                self.write()
 
     def _append_unwritten(self) -> None:
         while self._unwritten:

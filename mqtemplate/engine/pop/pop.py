@@ -190,6 +190,8 @@ class PopService:
             with tracked.lock:
                 is_cut |= self._deliverer.deliver(tracked, request, target, batch)
         self._popped.add(len(batch.messages))
+        if batch.messages:  # a delivery that a kill could lose would be repeated before its time, and not counted
+            self.journal.write_events()
         return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
 
     def _targets(self, request: PopRequest) -> list[PopTarget]:

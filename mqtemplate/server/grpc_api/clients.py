@@ -127,9 +127,15 @@ class GrpcClient:
             return self.stream is not None
 
     def attach(self, stream: GrpcCall, answer: bytes) -> GrpcCall | None:
-        """Use a stream for commands, after the *answer* to the settings that arrived on it. Return the older one."""
+        """Use a stream for commands, after the *answer* to the settings that arrived on it. Return the older one.
+
+        A client that has the answer is checked for the transactions that waited for a producer: they are due before the
+        answer is sent. Their checks wait for the lock, so the answer is the first command.
+        """
         with self._lock:
             older, self.stream = self.stream, stream
+            if self.producer_topics:
+                self.clients.producer_connected()
             stream.write(answer)
         return None if older is stream else older
 
@@ -219,6 +225,7 @@ class GrpcClients:
         self._clock = core.registration.engine.clock
         self._expire_ms = core.settings.client_expire_ms
         self.check_command = check_command
+        self.producer_connected = core.registration.engine.transactions.producer_connected
         self.call_later = call_later
         self.max_body_bytes = core.registration.engine.settings.max_body_bytes()
         self._pop = pop
@@ -352,8 +359,6 @@ class GrpcClients:
         older = client.attach(context.call, answer)
         if older is not None:
             older.finish()
-        if client.producer_topics:
-            self._core.registration.engine.transactions.producer_connected()
         if not context.call.is_open:  # it was closed before it was attached
             client.detach(context.call)
 

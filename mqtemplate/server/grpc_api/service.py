@@ -283,9 +283,9 @@ class _Telemetry:
         self._service.forget(self, self._context)
 
     def end(self) -> None:
-        """End the stream. The client opens another one."""
-        self._context.call.finish()
+        """End the stream. The client opens another one; when it sees the end, it gets no more commands on this one."""
         self._service.forget(self, self._context)
+        self._context.call.finish()
 
 
 def _refuse_lite(context: GrpcContext, request: Any) -> Any:

@@ -487,13 +487,46 @@ def test_a_crash_after_any_record_loses_no_message_and_no_acknowledgement(
     assert count > 10
 
 
-def test_an_acknowledgement_of_a_delivery_that_a_crash_lost_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_kill_right_after_a_delivery_does_not_lose_it(tmp_path: Path, is_ordered: bool) -> None:
+    """The client that received the message handles it: it is neither repeated before its time nor counted less."""
     shop = opened(tmp_path)
-    shop.send("a", "b")
-    _, b = shop.pop()
-    kill(shop.broker.store)  # before the delivery was written
+    shop.send("a")
+    [delivered] = shop.pop(is_ordered=is_ordered)
+    kill(shop.broker.store)
 
     again = opened(tmp_path, shop.clock)
+    assert again.pop(is_ordered=is_ordered) == []
+    again.harness.advance("30s")
+
+    [repeated] = again.pop(is_ordered=is_ordered)
+    assert (delivered.attempt, repeated.attempt) == (1, 2)
+    again.broker.close()
+
+
+def test_a_kill_right_after_a_delivery_to_a_pop_that_waited_does_not_lose_it(tmp_path: Path) -> None:
+    shop = opened(tmp_path)
+    results: list[PopResult] = []
+    shop.hold(10_000, results)
+    shop.send("a")
+    shop.pop_service.step()
+    assert [bodies(each.messages) for each in results] == [["a"]]
+    kill(shop.broker.store)
+
+    again = opened(tmp_path, shop.clock)
+
+    assert again.pop() == []
+    again.broker.close()
+
+
+def test_an_acknowledgement_of_a_delivery_that_a_crash_lost_is_taken(tmp_path: Path) -> None:
+    shop = opened(tmp_path / "store")
+    shop.send("a", "b")
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")  # a power failure loses what was written later
+    _, b = shop.pop()
+    kill(shop.broker.store)
+
+    again = opened(tmp_path / "copy", shop.clock)
 
     assert again.ack(b) == [True]
     assert bodies(again.pop()) == ["a"]

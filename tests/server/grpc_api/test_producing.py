@@ -20,6 +20,7 @@ from mqtemplate.grpc_protos.enums import (
 from mqtemplate.message import HostAddress, Message
 from mqtemplate.pending import PendingQuery
 from mqtemplate.server import BrokerServer
+from mqtemplate.server.grpc_api.context import GrpcContext
 from mqtemplate.topics import HALF_TOPIC
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
@@ -410,6 +411,110 @@ def test_a_producer_without_a_stream_is_not_checked(stepped: Server, stepped_too
     again.report(producer_settings("orders"))
     advance(stepped, 0)
     assert again.next().recover_orphaned_transaction_command.transaction_id == "id-1"
+
+
+def checks_of(server: Server) -> int:
+    """Return the number of checks that were sent: each stores the half message again."""
+    return end_offset(server, HALF_TOPIC, 1) - 1
+
+
+def test_a_check_is_repeated_at_its_interval_only(stepped: Server, stepped_tool: GrpcTool) -> None:
+    """Further producers, settings that are sent again and an answer that says nothing do not repeat it earlier."""
+    create_topic(stepped, "orders", "TRANSACTION")
+    stream = stepped_tool.telemetry()
+    stream.report(producer_settings("orders"))
+    stepped_tool.send(half("orders"))
+
+    with GrpcTool(stepped, "client-2") as other:
+        second = other.telemetry()
+        second.report(producer_settings("orders"))
+        advance(stepped, 6_000)
+        assert checks_of(stepped) == 1
+        second.report(producer_settings("orders"))
+        stream.report(producer_settings("orders"))
+        unspecified = TransactionResolution.TRANSACTION_RESOLUTION_UNSPECIFIED
+        assert stepped_tool.end_transaction("orders", "id-1", unspecified).status.code == Code.OK
+        advance(stepped, 29_000)
+        assert checks_of(stepped) == 1
+        advance(stepped, 1_000)
+        assert checks_of(stepped) == 2
+
+
+def test_a_late_check_is_sent_once(stepped: Server, stepped_tool: GrpcTool) -> None:
+    """The machine slept: the checks that it missed are not sent one after the other."""
+    create_topic(stepped, "orders", "TRANSACTION")
+    stream = stepped_tool.telemetry()
+    stream.report(producer_settings("orders"))
+    stepped_tool.send(half("orders"))
+
+    clock = stepped.engine.clock
+    assert isinstance(clock, VirtualClock)
+    clock.move_ms(60_000)
+    advance(stepped, 29_000)
+    assert checks_of(stepped) == 1
+
+    advance(stepped, 1_000)
+    assert checks_of(stepped) == 2
+
+
+@pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK])
+def test_an_answered_check_is_not_repeated(stepped: Server, stepped_tool: GrpcTool, outcome: int) -> None:
+    """The answer names the transaction, not the check: it may be that of an earlier one."""
+    create_topic(stepped, "orders", "TRANSACTION")
+    stream = stepped_tool.telemetry()
+    stream.report(producer_settings("orders"))
+    stepped_tool.send(half("orders"))
+
+    advance(stepped, 36_000)
+    assert checks_of(stepped) == 2
+    assert stepped_tool.end_transaction("orders", "id-1", outcome).status.code == Code.OK
+    advance(stepped, 600_000)
+
+    assert checks_of(stepped) == 2
+    assert end_offset(stepped, "orders") == (1 if outcome == COMMIT else 0)
+
+
+def test_the_last_check_without_an_answer_discards_the_transaction() -> None:
+    settings = EmbeddedSettings(transaction_check_max=2, transaction_check_interval_ms=1_000)
+    with serving(EmbeddedBroker(None, settings, VirtualClock())) as server, GrpcTool(server) as tool:
+        create_topic(server, "orders", "TRANSACTION")
+        stream = tool.telemetry()
+        stream.report(producer_settings("orders"))
+        tool.send(half("orders"))
+
+        advance(server, 7_000)
+        assert checks_of(server) == 2
+        assert server.engine.engine.transactions.open_count == 1
+
+        advance(server, 1_000)
+        assert checks_of(server) == 2
+        assert server.engine.engine.transactions.open_count == 0
+
+
+class RecordingCall:
+    """A stream of telemetry that notes what is written to it."""
+
+    is_open = True
+
+    def __init__(self, events: list[str]) -> None:
+        self._events = events
+
+    def write(self, message: bytes) -> None:
+        self._events.append(message.decode())
+
+
+def test_transactions_are_due_before_their_producer_gets_its_settings(stepped: Server, stepped_tool: GrpcTool) -> None:
+    """A client that has the answer may rely on the check."""
+    stream = stepped_tool.telemetry()
+    stream.report(producer_settings("orders"))
+    events: list[str] = []
+    stepped.engine.engine.transactions.on_wake(lambda: events.append("due"))
+    call: Any = RecordingCall(events)
+    caller: Any = None
+
+    endpoint(stepped).service.clients.attach(GrpcContext(call, "client-1", "", caller), b"settings")
+
+    assert events == ["due", "settings"]
 
 
 def test_a_recovery_duration_delays_the_first_check(stepped: Server, stepped_tool: GrpcTool) -> None:
