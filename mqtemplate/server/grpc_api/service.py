@@ -216,7 +216,7 @@ class MessagingService:
 
     def close(self) -> None:
         """Answer the receives that wait, and end the streams of all clients: the server stops."""
-        self._consuming.end_waiting()
+        self._consuming.close()
         for stream in list(self._streams):
             stream.end()
 
