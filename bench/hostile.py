@@ -5,7 +5,12 @@ alone, then beside each attack, then beside all attacks at once. At the end it s
 An attack is one that held the others, or filled the memory, before there were limits. The hostile clients connect from
 other addresses of the loopback network than the neighbours.
 
-    python -m bench.hostile [--seconds 5] [--neighbours 20] [--only NAME]
+    python -m bench.hostile [--grpc] [--seconds 5] [--neighbours 20] [--only NAME[,NAME]]
+
+With ``--grpc`` the attacks are those of HTTP/2 and of the gRPC protocol, `bench.grpc_attacks`, on a server with TLS
+that takes plain connections, too. Every second neighbour is a client of the gRPC protocol, which sends a message, then
+receives and acknowledges it. The bench prints how the server answered each attack, the memory and the threads
+that it took, and the connections that remain after it.
 
 The time of a message is from before it is written until its response is read. The programs of the attacks run on the
 same machine, with the lowest priority: hostile clients elsewhere do not take the processor from the server.
@@ -24,19 +29,27 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from bench import grpc_attacks
 from bench.connections import send_request
 from bench.measure import percentile, report, run, scratch_folder
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError
+from mqtemplate.grpc_protos import protos
+from mqtemplate.grpc_protos.enums import Code
+from mqtemplate.http2.frames import window_update_frame
 from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.remoting import RemotingClient, RemotingClientSettings, parse_address
 from mqtemplate.remoting.protocol import FrameDecoder, RemotingCommand, RequestCode, ResponseCode, encode_command
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData, HeartbeatData, LockBatchRequestBody, ProducerData
 from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader, OffsetResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch
+from tests.http2.wire import SocketPeer, call
+from tests.remoting.certificates import Certificates, has_openssl
 from tests.server.process import BrokerProcess
 
 _PERIOD_S = 0.02
@@ -48,7 +61,13 @@ _QUEUES = 4
 
 
 class Neighbour(threading.Thread):
-    """Client that sends every 20 ms."""
+    """Client that sends every 20 ms.
+
+    Attributes:
+        times_ms: Times of its requests.
+    """
+
+    kind = "remoting"
 
     def __init__(self, address: str, topic: str, seconds: float) -> None:
         super().__init__(name=topic)
@@ -60,27 +79,97 @@ class Neighbour(threading.Thread):
         self._seconds = seconds
 
     def run(self) -> None:
-        client = RemotingClient(RemotingClientSettings(), SystemClock())
+        self._open()
         pause = threading.Event()
         due = time.monotonic()
         end = due + self._seconds
         while due < end:
             pause.wait(max(due - time.monotonic(), 0))
             due = max(due + _PERIOD_S, time.monotonic())
-            start = time.perf_counter()
             try:
-                is_stored = client.invoke(self._address, send_request(self.topic), 10_000).code == ResponseCode.SUCCESS
-            except BrokerError:
+                is_stored = self._timed(self._send)
+                self._after_send()
+            except (BrokerError, OSError, KeyError):
                 is_stored = False
-            self.times_ms.append((time.perf_counter() - start) * 1e3)
             self.acknowledged += is_stored
             self.failed += not is_stored
-        client.close()
+        self._close()
+
+    def _timed(self, work: Callable[[], bool]) -> bool:
+        start = time.perf_counter()
+        try:
+            return work()
+        finally:
+            self.times_ms.append((time.perf_counter() - start) * 1e3)
+
+    def _open(self) -> None:
+        self._client = RemotingClient(RemotingClientSettings(), SystemClock())
+
+    def _send(self) -> bool:
+        return self._client.invoke(self._address, send_request(self.topic), 10_000).code == ResponseCode.SUCCESS
+
+    def _after_send(self) -> None:
+        """Do nothing more."""
+
+    def _close(self) -> None:
+        self._client.close()
 
 
-def neighbours_process(address: str, count: int, seconds: float) -> None:
+class GrpcNeighbour(Neighbour):
+    """Client of the gRPC protocol, that sends, receives and acknowledges a message every 20 ms."""
+
+    kind = "gRPC"
+
+    def _open(self) -> None:
+        self._peer = SocketPeer(parse_address(self._address))
+        self._peer.send(window_update_frame(0, 1 << 30))
+        self._stream_id = -1
+
+    def _call(self, method: str, request: Any) -> list[Any]:
+        """Return the messages of the answer."""
+        self._stream_id += 2
+        path, client_id = protos.method_path(method), self.topic
+        self._peer.send(call(self._stream_id, path, request.SerializeToString(), x_mq_client_id=client_id))
+        fields, content = self._peer.response()
+        if fields["grpc-status"] != "0":
+            raise BrokerError(f"{method}: {fields}")
+        return [getattr(protos, f"{method}Response").FromString(each) for each in content]
+
+    def _send(self) -> bool:
+        request = protos.SendMessageRequest()
+        message = request.messages.add(body=bytes(1_024))
+        message.topic.name, message.system_properties.message_id = self.topic, "id"
+        [answer] = self._call("SendMessage", request)
+        return bool(answer.status.code == Code.OK)
+
+    def _after_send(self) -> None:
+        self._timed(self._receive_and_acknowledge)
+
+    def _receive_and_acknowledge(self) -> bool:
+        request = protos.ReceiveMessageRequest(batch_size=32)
+        request.group.name, request.message_queue.topic.name = self.topic, self.topic
+        request.invisible_duration.seconds, request.long_polling_timeout.seconds = 30, 5
+        received = self._call("ReceiveMessage", request)
+        ack = protos.AckMessageRequest(group=request.group, topic=request.message_queue.topic)
+        for each in received:
+            if each.HasField("message"):
+                ack.entries.add(receipt_handle=each.message.system_properties.receipt_handle)
+        if ack.entries:
+            self._call("AckMessage", ack)
+        return bool(ack.entries)
+
+    def _close(self) -> None:
+        self._peer.socket.close()
+
+
+def neighbours_process(address: str, grpc: str, count: int, seconds: float) -> None:
     """Run the neighbours, and print each time in ms, and the messages of each topic."""
-    neighbours = [Neighbour(address, f"neighbour-{number}", seconds) for number in range(count)]
+    neighbours = [
+        GrpcNeighbour(grpc, f"neighbour-{number}", seconds)
+        if grpc and number % 2
+        else Neighbour(address, f"neighbour-{number}", seconds)
+        for number in range(count)
+    ]
     for neighbour in neighbours:
         neighbour.start()
     for neighbour in neighbours:
@@ -88,7 +177,7 @@ def neighbours_process(address: str, count: int, seconds: float) -> None:
     for neighbour in neighbours:
         print("topic", neighbour.topic, neighbour.acknowledged, neighbour.failed)
         for milliseconds in neighbour.times_ms:
-            print(milliseconds)
+            print(neighbour.kind, milliseconds)
 
 
 # --- attacks ----------------------------------------------------------------------------------------
@@ -257,17 +346,23 @@ def idle_connections(address: HostAddress, place: int, count: int) -> list[socke
     return socks
 
 
-def attacks_process(address: HostAddress, names: list[str]) -> None:
-    """Run attacks with two connections each until the standard input ends."""
+def attacks_process(address: HostAddress, grpc: HostAddress | None, names: list[str]) -> None:
+    """Run attacks with two connections each until the standard input ends, and print how the server answered."""
     # With nice 19 it would still end its turn of milliseconds.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     stopped = threading.Event()
     idle = idle_connections(address, 250, 2_000) if "idle_connections" in names else []
     for place, name in enumerate(name for name in [*names, *names] if name in ATTACKS):
         threading.Thread(target=attack_until, args=(name, address, place + 1, stopped), daemon=True).start()
+    seen: Counter[str] = Counter()
+    if grpc is not None:
+        for place, name in enumerate([*names, *names]):
+            arguments = (name, grpc, place + 1, stopped.is_set, seen)
+            threading.Thread(target=grpc_attacks.attack_until, args=arguments, daemon=True).start()
     print("started", flush=True)
     sys.stdin.read()
     stopped.set()
+    print(", ".join(f"{what} {count:,}" for what, count in seen.most_common()) or "no answer", flush=True)
     for sock in idle:
         sock.close()
 
@@ -276,14 +371,19 @@ def attacks_process(address: HostAddress, names: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def attacking(address: HostAddress, names: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """Run attacks in another process during the block."""
-    command = [sys.executable, "-m", "bench.hostile", "--attack", ",".join(names), "--server", str(address)]
+def attacking(server: BrokerProcess, names: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """Run attacks in another process during the block. With gRPC, print at the end how the server answered."""
+    command = [sys.executable, "-m", "bench.hostile", "--attack", ",".join(names), "--server", str(server.address)]
+    command += ["--grpc-server", str(server.grpc or "")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
             yield process
+            if server.grpc is not None:
+                assert process.stdin is not None
+                process.stdin.close()
+                print("  answers:", process.stdout.readline().strip(), flush=True)
         finally:
             process.kill()
 
@@ -301,18 +401,25 @@ class Trial:
         """Run the neighbours, and print their times and the server's memory."""
         command = [sys.executable, "-m", "bench.hostile", "--server", str(self._server.address)]
         command += ["--run-neighbours", str(self._options.neighbours), "--seconds", str(self._options.seconds)]
+        command += ["--grpc-server", str(self._server.grpc or "")]
+        before, threads = current_mib(self._server.process.pid), thread_count(self._server.process.pid)
         lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
-        times = []
+        times: dict[str, list[float]] = {}
         for line in lines:
             if line.startswith("topic"):
                 _, topic, acknowledged, failed = line.split()
                 self.acknowledged[topic] = self.acknowledged.get(topic, 0) + int(acknowledged)
                 self.failed += int(failed)
             else:
-                times.append(float(line))
-        report(f"{what}: p50 of {len(times):,} messages", percentile(times, 0.5), "ms", "none")
-        report("  p99", percentile(times, 0.99), "ms", target)
-        report("  memory of the server", peak_mib(self._server.process.pid), "MiB", "< 512")
+                kind, milliseconds = line.split()
+                times.setdefault(kind, []).append(float(milliseconds))
+        for kind, found in times.items():
+            report(f"{what}: {kind}, p50 of {len(found):,} requests", percentile(found, 0.5), "ms", "none")
+            report("  p99", percentile(found, 0.99), "ms", target)
+        pid = self._server.process.pid
+        report("  memory of the server", peak_mib(pid), "MiB", "< 512")
+        report("  it has more than before", current_mib(pid) - before, "MiB", "none")
+        report("  threads more than before", thread_count(pid) - threads, "", "none")
 
     def lost(self) -> int:
         """Return the number of acknowledged messages that are not in their topics."""
@@ -328,23 +435,53 @@ class Trial:
         return lost
 
 
+def _status(pid: int) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+
+
 def peak_mib(pid: int) -> float:
-    """Return the largest anonymous memory that the process has now, or has had."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    return int(fields["VmHWM"].split()[0]) / 1_024
+    """Return the largest resident memory that the process has now, or has had."""
+    return int(_status(pid)["VmHWM"].split()[0]) / 1_024
+
+
+def current_mib(pid: int) -> float:
+    """Return the anonymous resident memory of the process."""
+    return int(_status(pid)["RssAnon"].split()[0]) / 1_024
+
+
+def thread_count(pid: int) -> int:
+    """Return the number of threads of the process."""
+    return int(_status(pid)["Threads"])
+
+
+def socket_count(pid: int) -> int:
+    """Return the number of open sockets of the process."""
+    count = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            count += str(each.readlink()).startswith("socket:")
+    return count
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
-    (folder / "application.yml").write_text("mqtemplate: {logging: {level: error}}\n")
-    names = [options.only] if options.only else [*ATTACKS, "idle_connections"]
-    with BrokerProcess(folder) as server:
+    tls = _tls(folder) if options.grpc else ""
+    (folder / "application.yml").write_text(f"mqtemplate: {{logging: {{level: error}}{tls}}}\n")
+    names = [*grpc_attacks.ATTACKS] if options.grpc else [*ATTACKS, "idle_connections"]
+    names = options.only.split(",") if options.only else names
+    with BrokerProcess(folder, *(["--grpc", "127.0.0.1:0"] if options.grpc else [])) as server:
         trial = Trial(server, options)
-        prepare(server.address)
+        prepare(server.address, options)
         trial.measure("no attack", "none")
+        trial.measure("no attack, warm", "none")
         for name in names:
-            with attacking(server.address, [name]):
+            sockets = socket_count(server.process.pid)
+            with attacking(server, [name]):
                 trial.measure(name, "< 50")
-        with attacking(server.address, names):
+            late = time.monotonic() + 10
+            while socket_count(server.process.pid) > sockets and time.monotonic() < late:
+                time.sleep(0.1)
+            report("  connections that remain", socket_count(server.process.pid) - sockets, "", "0")
+        with attacking(server, names):
             trial.measure("all attacks at once", "< 50")
             lost = trial.lost()
             report("acknowledged messages", sum(trial.acknowledged.values()), "", "none")
@@ -353,14 +490,26 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
             start = time.monotonic()
             code, _, errors = server.stop(signal.SIGTERM)
             report("time from SIGTERM to the end", time.monotonic() - start, "s", "< 4")
-    if code:
-        print(f"the server ended with {code}: {errors[-2_000:]}")
+    report("tracebacks of the server", errors.count("Traceback"), "", "0")
+    if code or "Traceback" in errors:
+        print(f"the server ended with {code}: {errors[-4_000:]}")
 
 
-def prepare(address: HostAddress) -> None:
-    """Create the topic and the group of the attacks."""
+def _tls(folder: Path) -> str:
+    """Return the settings of TLS, with plain connections, too; none without the program that makes a certificate."""
+    if not has_openssl():
+        return ""
+    cert, key = Certificates(folder / "certificates").issue("server", "IP:127.0.0.1")
+    return f", server: {{tls: {{cert-path: '{cert}', key-path: '{key}', mode: permissive}}}}"
+
+
+def prepare(address: HostAddress, options: argparse.Namespace) -> None:
+    """Create the topics and the group of the attacks, and those of the neighbours."""
     client = HostileClient(address, 251)
-    client.invoke(send_request("hostile"))
+    for topic in ("hostile", *(f"neighbour-{number}" for number in range(options.neighbours))):
+        client.invoke(send_request(topic))
+    if options.grpc:
+        bombs(client, 0)
     client.invoke(_pull("hostile", "*", 0, "TAG"))
     client.close()
 
@@ -369,15 +518,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--neighbours", type=int, default=20)
-    parser.add_argument("--only", choices=[*ATTACKS, "idle_connections"])
+    parser.add_argument("--only", help="names of attacks, with commas")
+    parser.add_argument("--grpc", action="store_true", help="attacks of HTTP/2 and of the gRPC protocol")
+    parser.add_argument("--grpc-server", default="", help=argparse.SUPPRESS)
     parser.add_argument("--server", help=argparse.SUPPRESS)
     parser.add_argument("--run-neighbours", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
-        attacks_process(parse_address(options.server), options.attack.split(","))
+        grpc = parse_address(options.grpc_server) if options.grpc_server else None
+        attacks_process(parse_address(options.server), grpc, options.attack.split(","))
     elif options.run_neighbours:
-        neighbours_process(options.server, options.run_neighbours, options.seconds)
+        neighbours_process(options.server, options.grpc_server, options.run_neighbours, options.seconds)
     else:
         with scratch_folder() as folder:
             measure(folder, options)

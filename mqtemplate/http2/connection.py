@@ -78,7 +78,7 @@ class Http2Connection:
 
     Attributes:
         outbound: The open streams, and the frames to send.
-        is_going_away: True after GOAWAY: the peer opens no more streams here.
+        is_going_away: True after GOAWAY of this side: the peer opens no more streams here.
         frames_read: Number of whole frames.
         last_stream_id: The highest stream of the peer.
     """
@@ -102,7 +102,7 @@ class Http2Connection:
         self._decoder = HpackDecoder(limits.max_header_bytes)
         self._data = b""
         self._at = 0
-        self._has_preface = self._has_settings = False
+        self._has_preface = self._has_settings = self._is_peer_leaving = False
         self._block: bytearray | None = None  # of a HEADERS frame that CONTINUATION frames follow
         self._block_stream = self._block_flags = 0
         self._receive_window = limits.connection_window_bytes
@@ -438,7 +438,13 @@ class Http2Connection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"GOAWAY of stream {stream_id}")
         if len(payload) < 8:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY with {len(payload)} bytes")
-        self._control.spend(1, "GOAWAY frames")  # it is about streams that a server opens, and there are none
+        # It is about streams that a server opens, and there are none: but the peer opens none either any more.
+        self._control.spend(1, "GOAWAY frames")
+        if not self._is_peer_leaving:
+            self._is_peer_leaving = True
+            for stream in list(self._streams.values()):
+                if stream.receiver is not None:
+                    stream.receiver.on_goaway()
 
     def _on_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")

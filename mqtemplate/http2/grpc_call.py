@@ -6,6 +6,7 @@ Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
@@ -118,11 +119,16 @@ class GrpcCall:
         connection: The client's connection.
         on_closed: Called in the I/O thread if the call ends before `finish`: the client reset it, its deadline has
             passed, or the connection was lost. Not for handlers of streams, which have a method for it.
+        on_leaving: Called in the I/O thread if the client opens no more calls on the connection (GOAWAY), and may wait
+            for the end of this one before it closes it.
+        on_unsent: Called in the I/O thread if the call ended after `finish`, and not all messages were passed to the
+            socket: with the number of those that were. Set it before the first `write`.
         request_bytes: Size of the last message of the client.
     """
 
     __slots__ = (
         "_buffer",
+        "_ends",
         "_handler",
         "_is_finished",
         "_message",
@@ -133,6 +139,8 @@ class GrpcCall:
         "metadata",
         "method",
         "on_closed",
+        "on_leaving",
+        "on_unsent",
         "request_bytes",
         "start_ms",
     )
@@ -145,10 +153,13 @@ class GrpcCall:
         self.connection = connection
         self.start_ms = start_ms
         self.on_closed: Callable[[], None] | None = None
+        self.on_leaving: Callable[[], None] | None = None
+        self.on_unsent: Callable[[int], None] | None = None
         self.request_bytes = 0
         self._stream = stream
         self._unary: UnaryHandler | None = None
         self._handler: GrpcStreamHandler | None = None
+        self._ends: list[int] | None = None  # position in the response after each message
         self._buffer: bytearray | None = None  # received bytes of an incomplete message
         self._message: bytes | None = None  # of a unary call that the client has not half-closed yet
         self._is_finished = False
@@ -211,6 +222,11 @@ class GrpcCall:
         stream = self._stream
         if not stream.has_sent_headers:
             stream.send_headers(_HEAD, is_frequent=True)
+        if self.on_unsent is not None:
+            if self._ends is None:
+                self._ends = []
+                stream.is_tracked = True
+            self._ends.append(len(message) + PREFIX_BYTES + (self._ends[-1] if self._ends else 0))
         stream.send_data(framed(message))
 
     def _send_last(self, message: bytes) -> None:
@@ -221,6 +237,8 @@ class GrpcCall:
         fields = status_fields(status, details)
         if not self._stream.has_sent_headers:
             fields = (*_HEAD, *fields)
+        if not self._stream.is_open:  # it ended before this thread had sent all messages
+            self.report_unsent()
         self._stream.send_trailers(fields, is_frequent=fields is _OK)
         self._forget()
 
@@ -359,8 +377,27 @@ class GrpcCall:
 
     # --- ends ---------------------------------------------------------------------------------------
 
+    def on_goaway(self) -> None:
+        self._notify(self.on_leaving)
+
     def on_reset(self, reason: str) -> None:
         self._close()
+
+    def report_unsent(self) -> None:
+        """Report the number of messages that the socket has accepted, once, unless it is all of them."""
+        on_unsent, self.on_unsent = self.on_unsent, None
+        if on_unsent is None:
+            return
+        accepted, ends = self.connection.accepted_bytes(self._stream), self._ends or [0]
+        if ends[-1] != accepted:
+            self._notify(partial(on_unsent, bisect_right(ends, accepted)))
+
+    def _notify(self, callback: Callable[[], None] | None) -> None:
+        if callback is not None:
+            try:
+                callback()
+            except Exception as exc:
+                self.connection.log_failure(self, exc)
 
     def cancel(self, code: ErrorCode) -> None:
         """End the call without a status."""
@@ -371,13 +408,9 @@ class GrpcCall:
         """Report the end to the handler, unless it has finished the call."""
         self._forget()
         if self._is_finished:
-            return
-        on_closed = self.on_closed if self._handler is None else self._handler.on_closed
-        if on_closed is not None:
-            try:
-                on_closed()
-            except Exception as exc:
-                self.connection.log_failure(self, exc)
+            self.report_unsent()
+        else:
+            self._notify(self.on_closed if self._handler is None else self._handler.on_closed)
 
     def _forget(self) -> None:
         """Free what the call holds."""
@@ -498,12 +531,18 @@ class GrpcConnection(SocketConnection):
         if parts and not self._is_ended:
             if len(parts) > 1 and sum(map(len, parts)) <= _JOIN_BYTES:
                 parts = [b"".join(parts)]
-            self._send(parts)
+            if self._send(parts):
+                outbound.note_written(self._outbound.size)
         if outbound.queued_bytes != self._queued_bytes:
             added, self._queued_bytes = outbound.queued_bytes - self._queued_bytes, outbound.queued_bytes
             self._owner.unread_output.add(added)
             if self._queued_bytes > self._limits.max_unread_bytes:
                 self._close(f"the client does not permit to send {self._queued_bytes} bytes of responses", is_bad=True)
+
+    def accepted_bytes(self, stream: Http2Stream) -> int:
+        """Return the number of bytes of a tracked stream's data that the socket has accepted."""
+        self._http2.outbound.note_accepted(self._outbound.size + self._lost_bytes)
+        return stream.accepted_bytes
 
     # --- ends ---------------------------------------------------------------------------------------
 
@@ -535,4 +574,7 @@ class GrpcConnection(SocketConnection):
         self._owner.unread_output.add(-self._queued_bytes)
         self._queued_bytes = 0
         self._http2.outbound.end_all(reason)
+        for stream in self._http2.outbound.unaccepted():  # their responses were complete, so they are not open any more
+            if isinstance(stream.receiver, GrpcCall):
+                stream.receiver.report_unsent()
         self._owner.on_closed(self, reason)

@@ -90,6 +90,10 @@ class GrpcServer(TcpServer[GrpcConnection]):
             tls.context.set_alpn_protocols([ALPN_HTTP2])
         super().use_tls(tls)
 
+    def drain(self) -> None:
+        """Send GOAWAY to all clients, which then open their next calls on other connections. `stop` does it, too."""
+        self._start_draining()
+
     def run(self, call: GrpcCall, work: Callable[[], None]) -> None:
         """Do *work* of a call in a worker thread, where it may block. The clients' connections take turns.
 

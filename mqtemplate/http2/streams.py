@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from mqtemplate.http2 import frames
-from mqtemplate.http2.frames import HEAD, ErrorCode, Http2Error, frame_head
+from mqtemplate.http2.frames import HEAD, HEAD_BYTES, ErrorCode, Http2Error, frame_head
 from mqtemplate.http2.hpack import HeaderField, HpackEncoder
 
 Fields = tuple[HeaderField, ...]
@@ -24,6 +24,9 @@ class StreamReceiver(Protocol):
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         """Take the content of a DATA frame; *is_last*: the peer has ended its side. The data may be empty then."""
+
+    def on_goaway(self) -> None:
+        """Handle that the peer opens no more streams on this connection, while this one is open."""
 
     def on_reset(self, reason: str) -> None:
         """Handle the end of the stream before this side has ended it."""
@@ -42,6 +45,9 @@ class Http2Stream:
         receiver: Owner of the stream.
         is_open: False after the end of the stream.
         remote_ended: True after the last frame of the peer.
+        is_tracked: True if the owner wants to know how much of the data the socket has accepted: *accepted_bytes*.
+        sent_bytes: Bytes of queued data that became output.
+        accepted_bytes: Those that the socket has accepted, after `Outbound.note_accepted`.
         queued_since_ms: Time since which the first part of the queue waits.
     """
 
@@ -49,17 +55,20 @@ class Http2Stream:
         "_outbound",
         "_queue",
         "_trailers",
+        "accepted_bytes",
         "content_length",
         "has_sent_headers",
         "id",
         "is_open",
         "is_ready",
+        "is_tracked",
         "queued_bytes",
         "queued_since_ms",
         "receive_window",
         "receiver",
         "remote_ended",
         "send_window",
+        "sent_bytes",
     )
 
     def __init__(self, stream_id: int, outbound: Outbound, receive_window: int) -> None:
@@ -74,6 +83,8 @@ class Http2Stream:
         self.content_length: int | None = None  # bytes that have to follow
         self.queued_bytes = 0
         self.queued_since_ms = 0.0
+        self.is_tracked = False
+        self.sent_bytes = self.accepted_bytes = 0
         self.is_ready = False  # True while it is in the connection's list of streams that may send
         self._queue: deque[bytes | memoryview] | None = None
         self._trailers: Fields | None = None
@@ -161,7 +172,8 @@ class Http2Stream:
         self.send_window -= size
         outbound.window -= size
         self.queued_bytes -= size
-        outbound.emit_data(self.id, part, size)
+        self.sent_bytes += size
+        outbound.emit_data(self, part, size)
         if not queue and self._trailers is not None:
             self.send_trailers(self._trailers)
 
@@ -211,6 +223,9 @@ class Outbound:
         self._max_remembered = max_remembered
         self.encoder = HpackEncoder()
         self._output: list[bytes | memoryview] = []
+        self._emitted = self._taken = self._written = 0  # positions in the output: its end, and that of parts of it
+        # Position in the output, a tracked stream, and the bytes of its data up to there: not accepted by the socket.
+        self._unaccepted: deque[tuple[int, Http2Stream, int]] = deque()
         self._is_planned = False
         self._ready: deque[Http2Stream] = deque()  # with queued data and a window of their own
         self._reset: dict[int, None] = {}  # streams that this side has ended before the peer; the oldest first
@@ -221,12 +236,35 @@ class Outbound:
     def take_output(self) -> list[bytes | memoryview]:
         """Remove and return the bytes to send."""
         self._is_planned = False
+        self._taken = self._emitted
         output, self._output = self._output, []
         return output
+
+    def note_written(self, unread: int) -> None:
+        """Note that the output that was taken last was passed to the socket, or to the buffer before it.
+
+        Args:
+            unread: Number of bytes in that buffer.
+        """
+        self._written = self._taken
+        if self._unaccepted:
+            self.note_accepted(unread)
+
+    def note_accepted(self, unread: int) -> None:
+        """Note that the socket has accepted all output that was passed to it but the last *unread* bytes."""
+        accepted, pending = self._written - unread, self._unaccepted
+        while pending and pending[0][0] <= accepted:
+            _, stream, sent_bytes = pending.popleft()
+            stream.accepted_bytes = sent_bytes
+
+    def unaccepted(self) -> list[Http2Stream]:
+        """Return the tracked streams with output that the socket has not accepted."""
+        return [stream for _, stream, _ in self._unaccepted]
 
     def emit(self, data: bytes) -> None:
         """Add frames to the output."""
         self._output.append(data)
+        self._emitted += len(data)
         if not self.is_collecting and not self._is_planned:
             self._is_planned = True
             self._plan_output()
@@ -236,13 +274,16 @@ class Outbound:
         block = self.encoder.encode(fields, is_frequent=is_frequent)
         self.emit(frames.header_frames(stream_id, block, frames.MIN_FRAME_BYTES, ends_stream=ends_stream))
 
-    def emit_data(self, stream_id: int, part: bytes | memoryview, size: int) -> None:
+    def emit_data(self, stream: Http2Stream, part: bytes | memoryview, size: int) -> None:
         """Send a part of a stream's queue."""
         self.queued_bytes -= size
         if size >= CREDIT_BYTES:
             self._on_sent(4)
-        self._output.append(frame_head(size, frames.DATA, 0, stream_id))
+        self._output.append(frame_head(size, frames.DATA, 0, stream.id))
         self._output.append(part)
+        self._emitted += HEAD_BYTES + size
+        if stream.is_tracked:
+            self._unaccepted.append((self._emitted, stream, stream.sent_bytes))
         self.emit(b"")
 
     # --- windows ------------------------------------------------------------------------------------

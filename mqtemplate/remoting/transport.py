@@ -73,6 +73,7 @@ class SocketConnection:
         self._units_read = 0  # frames or commands: complete ones
         self._partial_bytes = 0
         self._partial_since_ms: float | None = None
+        self._lost_bytes = 0  # output that the socket had not accepted when the connection ended
         self._last_traffic_ms = self._loop.now_ms()
         self._timeout_timer: Timer | None = None
         self._end_reason = "it is closed"
@@ -295,7 +296,7 @@ class SocketConnection:
                 self._outbound.flush(self._stream)
             except OSError:
                 pass  # the peer has closed the connection
-            unread = self._outbound.size
+            unread = self._lost_bytes = self._outbound.size
             self._outbound.clear()
         log = self._socket_owner.peer_log.warning if is_bad else _log.debug
         log("remoting.connection_closed", remote=str(self.remote), reason=reason, unread_bytes=unread)

@@ -29,6 +29,9 @@ METADATA = "/test.Service/Metadata"
 """Unary: the response is the value of the metadata that the request names."""
 BIG = "/test.Service/Big"
 """Unary: the response has as many bytes as the request says."""
+NOTED = "/test.Service/Noted"
+"""Unary: the request is a number; the response has so many messages of 1,000 bytes. What the socket has not accepted at
+the end of the call is in `GrpcEcho.unsent`."""
 
 LOOPBACK = HostAddress("127.0.0.1", 0)
 
@@ -41,6 +44,7 @@ class GrpcEcho(GrpcServer):
         closed_calls: Calls of `HOLD` and `CHAT` that ended before the server finished them.
         closed: Connections that have ended.
         chats: Handlers of `CHAT`.
+        unsent: Numbers of messages of `NOTED` that the socket had accepted.
     """
 
     def __init__(self, limits: GrpcLimits | None = None, clock: Clock | None = None) -> None:
@@ -51,6 +55,7 @@ class GrpcEcho(GrpcServer):
         self.closed: queue.Queue[object] = queue.Queue()
         self.gate = threading.Semaphore(0)
         self.chats: queue.Queue[Chat] = queue.Queue()
+        self.unsent: queue.Queue[int] = queue.Queue()
         self.register(ECHO, lambda call, message: call.reply(message))
         self.register(PARTS, _parts)
         self.register_stream(CHAT, lambda call: Chat(call, self))
@@ -60,6 +65,7 @@ class GrpcEcho(GrpcServer):
         self.register(SLOW, lambda call, message: self.run(call, lambda: self._slow(call)))
         self.register(METADATA, lambda call, message: call.reply(call.metadata.get(message.decode(), "-").encode()))
         self.register(BIG, lambda call, message: call.reply(b"x" * int(message)))
+        self.register(NOTED, self._noted)
         self.on_close(self.closed.put)
 
     @property
@@ -69,6 +75,12 @@ class GrpcEcho(GrpcServer):
     def _hold(self, call: GrpcCall, message: bytes) -> None:
         call.on_closed = lambda: self.closed_calls.put(call)
         self.held.put(call)
+
+    def _noted(self, call: GrpcCall, message: bytes) -> None:
+        call.on_unsent = self.unsent.put
+        for _ in range(int(message)):
+            call.write(bytes(1_000))
+        call.finish()
 
     def _slow(self, call: GrpcCall) -> None:
         self.gate.acquire(timeout=PATIENCE_S)

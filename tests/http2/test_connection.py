@@ -466,6 +466,23 @@ def test_a_window_of_a_stream_must_not_overflow_by_a_setting() -> None:
     assert goaway.code is ErrorCode.FLOW_CONTROL_ERROR
 
 
+# --- a client that leaves -------------------------------------------------------------------------
+
+
+def test_goaway_of_the_client_is_reported_to_the_open_streams_once(peer: ConnectionPeer) -> None:
+    """It opens no more streams, and may wait for the open ones. 6.8."""
+    peer.send(headers(1), headers(3))
+    peer.receivers[1].stream.respond(((":status", "200"),), b"", (("grpc-status", "0"),))
+    peer.take()
+
+    for _ in range(2):
+        assert peer.send(frame(frames.GOAWAY, 0, 0, bytes(8))) == []
+
+    assert [each.goaways for each in peer.receivers.values()] == [0, 1]
+    peer.receivers[3].stream.respond(((":status", "200"),), b"last", (("grpc-status", "0"),))
+    assert b"last" in [each.payload for each in peer.take()]
+
+
 # --- frames that are ignored ----------------------------------------------------------------------
 
 

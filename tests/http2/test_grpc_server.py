@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from urllib.parse import unquote
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mqtemplate.clock import VirtualClock
 from mqtemplate.http2 import frames
-from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame
+from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_update_frame
 from mqtemplate.http2.grpc_call import GrpcStatus, framed, parse_timeout, status_fields
 from mqtemplate.http2.grpc_server import GrpcLimits
 from tests.http2.conftest import OpenSocket, StartGrpc
-from tests.http2.grpc_kit import CHAT, ECHO, HOLD, METADATA, PARTS, SLOW, GrpcEcho
+from tests.http2.grpc_kit import CHAT, ECHO, HOLD, METADATA, NOTED, PARTS, SLOW, GrpcEcho
 from tests.http2.wire import SocketPeer, call, changed, data, headers
 from tests.waiting import PATIENCE_S, eventually
 
@@ -338,3 +340,114 @@ def test_a_connection_error_is_explained(peer: SocketPeer) -> None:
 
     assert (goaway.code, goaway.payload[8:]) == (ErrorCode.FRAME_SIZE_ERROR, b"PING with 5 bytes")
     assert peer.is_ended()
+
+
+# --- responses that do not arrive -----------------------------------------------------------------
+
+
+SIZE = 1_005
+"""Bytes of a message of `NOTED` with its prefix."""
+
+
+def open_noted(
+    server: GrpcEcho, open_socket: OpenSocket, window: int, count: int = 10, stream_id: int = 1
+) -> SocketPeer:
+    """Start a call whose response has *count* messages, and read the part of it that a window permits."""
+    peer = open_socket(server, settings={frames.INITIAL_WINDOW_SIZE: window})
+    peer.send(call(stream_id, NOTED, b"%d" % count))
+    peer.until(frames.HEADERS)
+    received = 0
+    while received < window:
+        received += len(peer.until(frames.DATA).payload)
+    return peer
+
+
+def reset(peer: SocketPeer) -> None:
+    peer.send(rst_stream_frame(1, ErrorCode.CANCEL))
+
+
+def close(peer: SocketPeer) -> None:
+    peer.socket.close()
+
+
+@pytest.mark.parametrize("leave", [reset, close])
+@pytest.mark.parametrize(("window", "sent"), [(0, 0), (SIZE - 1, 0), (SIZE, 1), (3 * SIZE - 1, 2), (10 * SIZE - 1, 9)])
+def test_the_owner_of_a_finished_call_learns_which_messages_were_not_sent(
+    grpc_server: GrpcEcho, open_socket: OpenSocket, window: int, sent: int, leave: Callable[[SocketPeer], None]
+) -> None:
+    peer = open_noted(grpc_server, open_socket, window)
+
+    leave(peer)
+
+    assert grpc_server.unsent.get(timeout=PATIENCE_S) == sent
+
+
+def test_the_owner_learns_it_when_the_server_cancels_a_call_that_stalls(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    clock = VirtualClock()
+    server = start_grpc(GrpcLimits(stall_ms=60_000), clock)
+    peer = open_noted(server, open_socket, SIZE)
+
+    clock.move_ms(61_000)
+    server.loop.wake()
+
+    assert peer.until(frames.RST_STREAM).code is ErrorCode.CANCEL
+    assert server.unsent.get(timeout=PATIENCE_S) == 1
+
+
+def test_a_response_that_was_sent_is_not_reported(grpc_server: GrpcEcho, open_socket: OpenSocket) -> None:
+    """Also if the window opens later than the call is finished."""
+    peer = open_noted(grpc_server, open_socket, SIZE)
+    peer.send(window_update_frame(1, 9 * SIZE))
+    while not peer.until(frames.DATA).payload.endswith(bytes(1_000)):
+        pass
+    peer.send(call(3, ECHO))
+    peer.until(frames.HEADERS)
+
+    peer.socket.close()
+
+    grpc_server.closed.get(timeout=PATIENCE_S)
+    assert grpc_server.unsent.empty()
+
+
+def test_what_the_socket_has_not_accepted_was_not_sent(grpc_server: GrpcEcho, open_socket: OpenSocket) -> None:
+    """The windows of the client are large, but it reads nothing: the rest of 30 MB is in the buffer of the server."""
+    peer = open_socket(grpc_server, settings={frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+    peer.send(window_update_frame(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW), call(1, NOTED, b"30000"))
+    eventually(lambda: grpc_server.unread_output.held > 1_000_000, "the server has sent what the socket accepts")
+
+    peer.socket.close()
+
+    assert 0 < grpc_server.unsent.get(timeout=PATIENCE_S) < 30_000
+
+
+def test_messages_of_another_thread_that_the_end_of_the_call_overtakes_were_not_sent(
+    grpc_server: GrpcEcho, open_socket: OpenSocket
+) -> None:
+    """The thread has seen an open call, whose client resets it meanwhile."""
+    peer = open_socket(grpc_server)
+    peer.send(call(1, HOLD))
+    held = grpc_server.held.get(timeout=PATIENCE_S)
+    peer.send(rst_stream_frame(1, ErrorCode.CANCEL))
+    grpc_server.closed_calls.get(timeout=PATIENCE_S)
+
+    held.on_unsent = grpc_server.unsent.put
+    held.write(b"message")
+    held.finish()
+
+    assert grpc_server.unsent.get(timeout=PATIENCE_S) == 0
+
+
+# --- a client that leaves -------------------------------------------------------------------------
+
+
+def test_a_call_that_waits_may_end_when_its_client_leaves(grpc_server: GrpcEcho, open_socket: OpenSocket) -> None:
+    peer = open_socket(grpc_server)
+    peer.send(call(1, HOLD))
+    held = grpc_server.held.get(timeout=PATIENCE_S)
+    held.on_leaving = lambda: held.reply(b"at once")
+
+    peer.send(frame(frames.GOAWAY, 0, 0, bytes(8)))
+
+    assert peer.response()[1] == [b"at once"]

@@ -91,6 +91,10 @@ class Receiver:
         self.data = b""
         self.is_complete = False
         self.reset: str | None = None
+        self.goaways = 0
+
+    def on_goaway(self) -> None:
+        self.goaways += 1
 
     def on_data(self, data: bytes, *, is_last: bool) -> None:
         self.data += data

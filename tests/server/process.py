@@ -14,7 +14,10 @@ from mqtemplate.message import HostAddress
 from tests.programs import end_group, finish
 
 _ADDRESS = r"\[?([\d.:a-f]+?)\]?:(\d+)"
-_READY = re.compile(rf"\S+ listens on {_ADDRESS}, its name server on {_ADDRESS}, store .*; press Ctrl-C to stop")
+_READY = re.compile(
+    rf"\S+ listens on {_ADDRESS}, its name server on {_ADDRESS}(?:, gRPC clients on {_ADDRESS})?, store .*; "
+    "press Ctrl-C to stop"
+)
 
 
 class BrokerProcess:
@@ -24,6 +27,7 @@ class BrokerProcess:
         line: The line that it printed when it was ready.
         address: Address of the broker.
         name_server: Address of the name server.
+        grpc: Address for gRPC clients; None without the option ``--grpc``.
     """
 
     def __init__(self, folder: Path, *options: str, listen: str = "127.0.0.1:0") -> None:
@@ -52,6 +56,7 @@ class BrokerProcess:
             raise AssertionError(f"it did not start: {self.line!r}\n{self.process.communicate()[1]}")
         self.address = HostAddress(found[1], int(found[2]))
         self.name_server = HostAddress(found[3], int(found[4]))
+        self.grpc = HostAddress(found[5], int(found[6])) if found[5] else None
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
         """Send a signal. Return the exit code, the output since the process was ready, and the error output."""

@@ -214,6 +214,10 @@ class HeldPops:
         with self._lock:
             return self._deadlines[0][0] if self._deadlines else None
 
+    def count(self, key: HoldKey, queue_id: int) -> int:
+        """Return the number of pops of *key* that wait for messages of one queue; -1 stands for all queues."""
+        return sum(held.request.queue_id == queue_id for held in self.waiting(key))
+
     def all(self) -> list[HeldPop]:
         """Return all pops that wait."""
         with self._lock:

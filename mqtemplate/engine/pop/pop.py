@@ -280,6 +280,10 @@ class PopService:
         self._finish(held, result)
         return held
 
+    def count_held(self, group: str, topic: str, queue_id: int = -1) -> int:
+        """Return the number of pops of a group that wait for messages of a queue; -1 stands for all queues."""
+        return self._holds.count(HoldKey(group, topic), queue_id)
+
     def _finish(self, held: HeldPop, result: PopResult) -> None:
         """Pass a result to its pop. If that was cancelled meanwhile, the messages are put back."""
         callback = self._holds.end(held)

@@ -250,3 +250,102 @@ def check_type(topic: str, kind: GrpcMessageType, attributes: Mapping[str, str])
         f"topic {topic!r} accepts {expected} messages, this one is {kind.name}; send it to another topic, or change "
         f"the topic: mqadmin updateTopic -a +message.type={kind.name}",
     )
+
+
+# --- encoded requests -----------------------------------------------------------------------------
+
+
+_MESSAGES, _BODY = 1, 4
+"""Numbers of the fields ``SendMessageRequest.messages`` and ``Message.body``."""
+_MAX_FIELDS = 1_000
+_MAX_BYTES_BESIDE_BODY = 128 << 10
+_MAX_REQUEST_FIELDS = 10_000
+
+
+def check_encoded_fields(data: bytes) -> None:
+    """Refuse a request that is no message, but has so many fields that its decoding would hold all threads.
+
+    Raises:
+        GrpcRefusedError: There are too many.
+    """
+    at = count = 0
+    while at < len(data):
+        _, _, at = _next_field(data, at, len(data))
+        count += 1
+        if count > _MAX_REQUEST_FIELDS:
+            raise GrpcRefusedError(
+                Code.PAYLOAD_TOO_LARGE, f"the request has more than {_MAX_REQUEST_FIELDS} fields; send several requests"
+            )
+
+
+def check_encoded_messages(data: bytes, max_messages: int, *, most_inline: int | None = None) -> bool:
+    """Refuse a request of a producer whose decoded form would be many times larger: two bytes are an empty message.
+
+    Args:
+        data: A ``SendMessageRequest``. What is no valid one is left to the decoder.
+        max_messages: Most messages of a request.
+        most_inline: With more fields than this the check ends: it would take too long in this thread.
+
+    Returns:
+        False if it has ended so, with no result.
+
+    Raises:
+        GrpcRefusedError: There are too many messages, or one has too many fields, or too many bytes beside its body.
+    """
+    at = count = 0
+    while at < len(data):
+        number, start, at = _next_field(data, at, len(data))
+        count += 1
+        if count > max_messages:
+            raise GrpcRefusedError(
+                Code.BAD_REQUEST,
+                f"the request has more than {max_messages} messages; send fewer at once, or raise max-batch-messages",
+            )
+        if most_inline is not None and count > most_inline:
+            return False
+        if number == _MESSAGES:
+            _check_encoded_message(data, start, at)
+    return True
+
+
+def _check_encoded_message(data: bytes, start: int, end: int) -> None:
+    at, count, beside = start, 0, end - start
+    while at < end:
+        number, content, at = _next_field(data, at, end)
+        count += 1
+        if number == _BODY:
+            beside -= at - content
+        if count > _MAX_FIELDS:
+            raise GrpcRefusedError(
+                Code.MESSAGE_PROPERTIES_TOO_LARGE,
+                f"a message has more than {_MAX_FIELDS} fields, allowed are {_MAX_PROPERTIES} properties",
+            )
+    if beside > _MAX_BYTES_BESIDE_BODY:
+        raise GrpcRefusedError(
+            Code.MESSAGE_PROPERTIES_TOO_LARGE,
+            f"a message has {beside} bytes beside its body; its properties may have {_MAX_PROPERTIES_BYTES}",
+        )
+
+
+def _next_field(data: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Return the number, the start and the end of the content of a field; the end of *data* for an invalid one."""
+    key, at = _varint(data, at, end)
+    kind = key & 7
+    if kind == 2:
+        size, start = _varint(data, at, end)
+        return key >> 3, start, min(start + size, end)
+    if kind == 0:
+        return key >> 3, at, _varint(data, at, end)[1]
+    return key >> 3, at, min(at + {1: 8, 5: 4}.get(kind, end), end)
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80 or shift >= 63:
+            break
+        shift += 7
+    return value, at

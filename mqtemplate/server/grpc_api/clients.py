@@ -77,7 +77,8 @@ class GrpcClient:
     Attributes:
         owner: The connection of its first settings, as limits count it.
         stream: The newest stream of telemetry; None while there is none.
-        settings: ``apache.rocketmq.v2.Settings`` as the client sent them last.
+        settings: What the server needs of the ``apache.rocketmq.v2.Settings`` that the client sent last: its type, its
+            timeout, and if it is a producer.
         producer_topics: Topics of a producer: each is the name of its producer group.
         groups: Consumer groups of a consumer.
     """
@@ -231,6 +232,14 @@ class GrpcClients:
         self._pop = pop
         self._lock = threading.Lock()
         self._clients: dict[str, GrpcClient] = {}
+        self._leaving: Callable[[str], None] = lambda client_id: None
+
+    def on_leaving(self, callback: Callable[[str], None]) -> None:
+        """Call *callback* with the ID of each client that ends, or whose stream of telemetry ends.
+
+        A client that leaves may wait for the end of its receives before it closes the connection.
+        """
+        self._leaving = callback
 
     def __len__(self) -> int:
         """Return the number of clients."""
@@ -265,6 +274,13 @@ class GrpcClients:
             )
         check_client_properties(settings.client_properties)
         if kind == "publishing":
+            most = self._core.settings.max_client_groups_per_connection
+            if len(settings.publishing.topics) > most:
+                raise GrpcRefusedError(
+                    Code.TOO_MANY_REQUESTS,
+                    f"a producer has at most {most} topics, got {len(settings.publishing.topics)}; use several, or "
+                    "raise max-client-groups-per-connection",
+                )
             topics = frozenset(check_topic_name(topic.name) for topic in settings.publishing.topics)
             client = self._updated(context, settings)
             self._register_producer(client, topics)
@@ -294,7 +310,10 @@ class GrpcClients:
         except RefusedError as exc:
             raise GrpcRefusedError(Code.UNAUTHORIZED, str(exc)) from exc
         client = self.of(context)
-        client.settings = settings
+        kept = protos.Settings(client_type=settings.client_type, request_timeout=settings.request_timeout)
+        if settings.HasField("publishing"):
+            kept.publishing.SetInParent()
+        client.settings = kept  # not all of them: many clients may send a megabyte each
         return client
 
     def of(self, context: GrpcContext) -> GrpcClient:
@@ -365,8 +384,8 @@ class GrpcClients:
     def detach(self, context: GrpcContext) -> None:
         """Use the stream of a call no longer: it is closed."""
         client = self._clients.get(context.client_id)
-        if client is not None:
-            client.detach(context.call)
+        if client is not None and client.detach(context.call) is not None:
+            self._leaving(client.client_id)
 
     # --- heartbeats and ends -------------------------------------------------------------------
 
@@ -423,6 +442,7 @@ class GrpcClients:
         self._core.limits.grpc_clients.give(client.owner)
         if stream is not None:
             stream.finish()
+        self._leaving(client.client_id)
         self._pop.end_session(client.client_id)
         self._core.clients.forget(client.id)  # the last: it notifies other clients, which may fail
 

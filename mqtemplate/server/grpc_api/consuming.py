@@ -7,7 +7,9 @@ Source: RocketMQ ``proxy: RouteActivity``, ``ReceiveMessageActivity``, ``AckMess
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,8 +45,12 @@ from mqtemplate.server.state.groups import mixed_group_error
 _log = get_logger("mqtemplate.server")
 
 _RENEWED_MS = 60_000
-_GONE_MS = 1_000
-"""Time after which a message is visible again that was not sent because its client is gone."""
+_BUSY_MS = 1_000
+"""Time after which a message is visible again that was not sent because the server has too much work. At once, the next
+receive would have the same end."""
+_TURN_S = 0.001
+_MAX_ACKS = 4_096
+"""Most messages of one acknowledgement. RocketMQ's clients send one, or those of one receive."""
 _INLINE_BYTES = 256 << 10
 """Longest sum of bodies that is answered in the thread that popped the messages: about a millisecond."""
 
@@ -74,7 +80,11 @@ class GrpcConsuming:
         self._address = address
         self._engine = core.registration.engine
         self._clock = self._engine.clock
-        self._waiting: set[_Receive] = set()
+        self._lock = threading.Lock()
+        self._waiting: dict[str, dict[_Receive, None]] = {}  # client ID -> its receives that wait
+        self._soon: deque[Callable[[], None]] = deque()
+        self._is_due = self._is_closed = False
+        clients.on_leaving(self._end_of_client)
 
     # --- assignments ---------------------------------------------------------------------------
 
@@ -156,6 +166,11 @@ class GrpcConsuming:
         group, topic = check_group_name(request.group.name), check_topic_name(request.topic.name)
         if not request.entries:
             raise GrpcRefusedError(Code.INTERNAL_SERVER_ERROR, "no message to acknowledge")
+        if len(request.entries) > _MAX_ACKS:
+            raise GrpcRefusedError(
+                Code.BAD_REQUEST,
+                f"the request acknowledges {len(request.entries)} messages, allowed are {_MAX_ACKS}; send several",
+            )
         ack = _Ack(context, list(request.entries))
         for number, entry in enumerate(request.entries):
             try:
@@ -218,19 +233,62 @@ class GrpcConsuming:
 
     # --- deliveries ----------------------------------------------------------------------------
 
-    def began(self, receive: _Receive, owner: Owner) -> None:
+    def began(self, receive: _Receive, client_id: str, owner: Owner) -> None:
         """Note a receive that waits. It counts as a held pull."""
         self._core.limits.pulls.take(owner)
-        self._waiting.add(receive)
+        with self._lock:
+            self._waiting.setdefault(client_id, {})[receive] = None
 
-    def ended(self, receive: _Receive, owner: Owner) -> None:
+    def ended(self, receive: _Receive, client_id: str, owner: Owner) -> None:
         """Note that a receive waits no longer."""
-        self._waiting.discard(receive)
+        with self._lock:
+            of_client = self._waiting[client_id]
+            del of_client[receive]
+            if not of_client:
+                del self._waiting[client_id]
         self._core.limits.pulls.give(owner)
+
+    def _end_of_client(self, client_id: str) -> None:
+        """Answer the receives of a client that wait: it leaves."""
+        with self._lock:
+            found = list(self._waiting.get(client_id, ()))
+        self.do_soon([receive.stop for receive in found])
+
+    def do_soon(self, work: Iterable[Callable[[], None]]) -> None:
+        """Do short work in the I/O thread, for a millisecond at a time.
+
+        A client that leaves may have thousands of receives and messages. The other clients are served meanwhile.
+        """
+        with self._lock:
+            self._soon.extend(work)
+            if self._is_due or not self._soon:
+                return
+            self._is_due = True
+        if self._is_closed:
+            self._do_some(float("inf"))  # the I/O thread calls no timers any more
+        else:
+            self._clients.call_later(0, self._do_some)
+
+    def _do_some(self, seconds: float = _TURN_S) -> None:
+        end_s = time.monotonic() + seconds
+        while self._soon:
+            try:
+                self._soon.popleft()()
+            except Exception:  # the rest of the work is of other clients
+                _log.exception("server.receive_not_ended")
+            if time.monotonic() >= end_s:
+                break
+        with self._lock:
+            self._is_due = has_more = bool(self._soon)
+        if has_more:
+            self._clients.call_later(0, self._do_some)
 
     def close(self) -> None:
         """Answer the receives that wait: the server stops."""
-        for receive in list(self._waiting):
+        with self._lock:
+            self._is_closed = True
+            found = [receive for of_client in self._waiting.values() for receive in of_client]
+        for receive in found:
             receive.stop()
 
     def deliver(self, context: GrpcContext, receive: _Receive, result: PopResult) -> None:
@@ -242,7 +300,7 @@ class GrpcConsuming:
         elif _is_long(result):
             self._answers.later(context.call, lambda: receive.send(result))
             if not context.call.is_open:  # it was refused, since too much work waits, or its client is gone
-                receive.put_back(result)
+                receive.put_back(result, _BUSY_MS)
         else:
             receive.send(result)
 
@@ -259,13 +317,15 @@ class GrpcConsuming:
         limit = self._engine.settings.max_body_bytes()
         self._answers.end_receive(context.call, ok(), [_proto(each, topic, limit) for each in result.messages])
 
-    def release(self, request: PopRequest, result: PopResult, invisible_ms: int) -> None:
+    def release_soon(self, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
+        """Make messages visible again that their client did not get, a few at a time."""
+        self.do_soon([partial(self.release, request, [handle]) for handle in handles])
+
+    def release(self, request: PopRequest, handles: Sequence[ReceiptHandle], invisible_ms: int = 0) -> None:
         """Make messages visible again that their client did not get; this was no attempt."""
-        for popped in result.messages:
+        for handle in handles:
             try:
-                self.pop.change_invisible(
-                    request.group, request.topic, popped.handle, invisible_ms, _ignore, counts=False
-                )
+                self.pop.change_invisible(request.group, request.topic, handle, invisible_ms, _ignore, counts=False)
             except (BrokerClosedError, StoreError) as exc:  # it becomes visible when its time is over
                 _log.debug("server.receive_not_released", topic=request.topic, reason=str(exc))
 
@@ -273,8 +333,8 @@ class GrpcConsuming:
 class _Receive:
     """One receive that may wait for messages. Thread-safe.
 
-    It waits until it has a result, its client is gone, or the server stops. Messages of a result are sent or put back,
-    one of both.
+    It waits until it has a result, its client leaves or is gone, or the server stops. Messages of a result are sent or
+    put back, one of both. Those that were sent, but that the socket had not accepted when the call ended, are put back.
     """
 
     def __init__(self, consuming: GrpcConsuming, context: GrpcContext, request: PopRequest) -> None:
@@ -290,8 +350,8 @@ class _Receive:
     def hold(self, wait_ms: int) -> None:
         """Wait for messages."""
         call = self._context.call
-        self._consuming.began(self, self._context.caller.owner)
-        call.on_closed = self._on_closed
+        self._consuming.began(self, self._context.client_id, self._context.caller.owner)
+        call.on_closed, call.on_leaving = self._on_closed, self._on_leaving
         try:
             self._held = self._consuming.pop.hold(self._request, wait_ms, self._on_result)
         except Exception:
@@ -299,13 +359,15 @@ class _Receive:
             raise
         if not call.is_open:  # it was closed before `on_closed` was set
             self._on_closed()
+        if not self._is_waiting:  # another thread has ended it before the pop was held
+            self._held.cancel()
 
     def _end_wait(self) -> bool:
         """Return True the first time."""
         with self._lock:
             was_waiting, self._is_waiting = self._is_waiting, False
         if was_waiting:
-            self._consuming.ended(self, self._context.caller.owner)
+            self._consuming.ended(self, self._context.client_id, self._context.caller.owner)
         return was_waiting
 
     def _settle(self) -> bool:
@@ -316,7 +378,7 @@ class _Receive:
 
     def _on_result(self, result: PopResult) -> None:
         if not self._end_wait():  # it was cancelled meanwhile
-            self._consuming.release(self._request, result, 0)
+            self._consuming.release(self._request, _handles(result))
             return
         self._result = result
         try:
@@ -328,21 +390,31 @@ class _Receive:
 
     def send(self, result: PopResult) -> None:
         """Send the messages of the result."""
-        if self._context.call.is_open and self._settle():
+        call = self._context.call
+        if call.is_open and self._settle():
+            self._result = None  # not the bodies, too, while the client does not permit to send them
+            call.on_unsent = partial(self._on_unsent, _handles(result))
             self._consuming.send(self._context, self._request.topic, result)
 
-    def put_back(self, result: PopResult) -> None:
+    def _on_unsent(self, handles: list[ReceiptHandle], sent: int) -> None:
+        """The client is gone before the socket has accepted all messages. The first of those *sent* is the status."""
+        self._consuming.release_soon(self._request, handles[max(sent - 1, 0) :])
+
+    def put_back(self, result: PopResult, invisible_ms: int = 0) -> None:
         """Make the messages of the result visible again, unless they were sent."""
         if self._settle():
-            self._consuming.release(self._request, result, _GONE_MS)
+            self._consuming.release(self._request, _handles(result), invisible_ms)
 
     def _on_closed(self) -> None:
         """The client is gone, or its deadline has passed."""
         if self._end_wait():
             if self._held is not None:
                 self._held.cancel()
-        elif self._result is not None:
-            self.put_back(self._result)
+        elif (result := self._result) is not None:
+            self.put_back(result)
+
+    def _on_leaving(self) -> None:
+        self._consuming.do_soon([self.stop])
 
     def stop(self) -> None:
         """Answer that there are no messages."""
@@ -415,6 +487,10 @@ def _proto(popped: PoppedMessage, topic: str, max_body_bytes: int) -> Any:
     message.system_properties.receipt_handle = popped.handle.text
     message.system_properties.delivery_attempt = popped.attempt
     return message
+
+
+def _handles(result: PopResult) -> list[ReceiptHandle]:
+    return [popped.handle for popped in result.messages]
 
 
 def _is_long(result: PopResult) -> bool:

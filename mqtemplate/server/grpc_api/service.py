@@ -21,7 +21,9 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.settings import RemotingServerSettings
 from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.core.server_core import ServerCore
+from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES
 from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
+from mqtemplate.server.grpc_api.checks import check_encoded_fields, check_encoded_messages
 from mqtemplate.server.grpc_api.clients import GrpcClients, status_command
 from mqtemplate.server.grpc_api.consuming import GrpcConsuming
 from mqtemplate.server.grpc_api.context import GrpcContext, GrpcContexts
@@ -33,6 +35,10 @@ _Handler = Callable[[GrpcContext, Any], Any]
 
 _WITH_BODIES = "SendMessage"
 """The only method whose messages may be larger than `MAX_BODY_BYTES`."""
+_INLINE_BYTES = 64 << 10
+"""A longer message may have so many fields that its decoding takes more than a millisecond: in a worker thread then."""
+_ENTRIES = {"SendMessage": "messages", "AckMessage": "entries"}
+"""Repeated field of a request, each entry of which is work."""
 
 
 class GrpcEndpoint:
@@ -78,6 +84,8 @@ class GrpcEndpoint:
 
     def stop(self, timeout_s: float) -> None:
         """End all calls and close all connections. It waits for calls in progress up to *timeout_s*."""
+        # First the clients get GOAWAY: they must not repeat a receive on the connection on which it was answered.
+        self.server.drain()
         self.service.close()
         self.server.stop(timeout_s)
 
@@ -113,6 +121,7 @@ class MessagingService:
         self._answers = GrpcAnswers(server, engine.clock)
         self._contexts = GrpcContexts(core.access, engine.clock)
         self._creations = core.creations
+        self._max_batch = core.settings.max_batch_messages
         producing = GrpcProducing(core, self._answers, address)
         self.clients = GrpcClients(core, producing.check_command, pop, server.loop.call_later)
         self._consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
@@ -139,15 +148,27 @@ class MessagingService:
 
     def _unary(self, method: _UnaryMethod) -> Callable[[GrpcCall, bytes], None]:
         name, request_class, handler = method
-        contexts, answers = self._contexts, self._answers
+        contexts, answers, entries = self._contexts, self._answers, _ENTRIES.get(name)
 
         def handle(call: GrpcCall, data: bytes) -> None:
             try:
                 context = contexts.of(call, name)
-                if len(data) > MAX_BODY_BYTES and name != _WITH_BODIES:
-                    raise GrpcRefusedError(
-                        Code.PAYLOAD_TOO_LARGE, f"the request has {len(data)} bytes, allowed are {MAX_BODY_BYTES}"
-                    )
+                is_short = len(data) <= _INLINE_BYTES or self._is_short(name, data)
+            except Exception as exc:
+                answers.fail(call, exc)
+            else:
+                if is_short:
+                    decode(context, data)
+                else:
+                    self._server.run(call, lambda: decode(context, data, in_worker=True))
+
+        def decode(context: GrpcContext, data: bytes, *, in_worker: bool = False) -> None:
+            call = context.call
+            try:
+                if in_worker and name == _WITH_BODIES:
+                    check_encoded_messages(data, self._max_batch)
+                elif in_worker:
+                    check_encoded_fields(data)
                 request = request_class.FromString(data)
                 contexts.check_rights(context, name, request)
             except protos.DecodeError as exc:
@@ -155,9 +176,26 @@ class MessagingService:
             except Exception as exc:
                 answers.fail(call, exc)
             else:
-                answers.now(call, lambda: handler(context, request))
+                if not in_worker and entries is not None and len(getattr(request, entries)) > INLINE_MESSAGES:
+                    answers.later(call, lambda: handler(context, request))
+                else:
+                    answers.now(call, lambda: handler(context, request))
 
         return handle
+
+    def _is_short(self, name: str, data: bytes) -> bool:
+        """Return True if a large request takes little time to decode: it has few messages.
+
+        Raises:
+            GrpcRefusedError: It is too large.
+        """
+        if name == _WITH_BODIES:
+            return check_encoded_messages(data, self._max_batch, most_inline=INLINE_MESSAGES)
+        if len(data) > MAX_BODY_BYTES:
+            raise GrpcRefusedError(
+                Code.PAYLOAD_TOO_LARGE, f"the request has {len(data)} bytes, allowed are {MAX_BODY_BYTES}"
+            )
+        return False
 
     # --- clients -------------------------------------------------------------------------------
 
@@ -200,11 +238,11 @@ class MessagingService:
         self._streams.discard(stream)
         self.clients.detach(context)
 
-    def report_later(self, context: GrpcContext, command: Any) -> None:
-        """Take over the settings of a client in a worker thread: a group may have to be created."""
-        self._server.run(context.call, lambda: self._report(context, command))
+    def run(self, context: GrpcContext, work: Callable[[], None]) -> None:
+        """Do work of a stream in a worker thread."""
+        self._server.run(context.call, work)
 
-    def _report(self, context: GrpcContext, command: Any) -> None:
+    def report(self, context: GrpcContext, command: Any) -> None:
         """Take over the settings of a client, and answer with the ones that hold."""
         call = context.call
         try:
@@ -262,7 +300,13 @@ class _Telemetry:
         call = self._context.call
         if len(message) > MAX_BODY_BYTES:
             call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a command has at most {MAX_BODY_BYTES} bytes")
-            return
+        elif len(message) > _INLINE_BYTES:
+            self._service.run(self._context, lambda: self._decode(message))
+        else:
+            self._decode(message)
+
+    def _decode(self, message: bytes) -> None:
+        call = self._context.call
         try:
             command = protos.TelemetryCommand.FromString(message)
         except protos.DecodeError as exc:
@@ -270,7 +314,8 @@ class _Telemetry:
             return
         kind = command.WhichOneof("command")
         if kind == "settings":
-            self._service.report_later(self._context, command)
+            # In a worker thread: a group may have to be created.
+            self._service.run(self._context, lambda: self._service.report(self._context, command))
         elif kind in ("thread_stack_trace", "verify_message_result"):
             client = self._service.clients.find(self._context)
             if client is not None:

@@ -308,7 +308,7 @@ class PopProcessor:
         self, header: headers.PollingInfoRequestHeader, connection: Connection, request: RemotingCommand
     ) -> headers.PollingInfoResponseHeader:
         self._checked(self.callers.of(connection, request), header.consumer_group, header.topic, header.queue_id)
-        count = self.pops.count((header.consumer_group, header.topic, max(header.queue_id, -1)))
+        count = self.engine.pop.count_held(header.consumer_group, header.topic, max(header.queue_id, -1))
         return headers.PollingInfoResponseHeader(polling_num=count)
 
 

@@ -6,11 +6,9 @@ Source: RocketMQ ``broker: PopLongPollingService``, ``NotificationProcessor``.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
 
 from mqtemplate.clock import Clock
 from mqtemplate.engine.pop.holds import HeldPop
@@ -22,9 +20,6 @@ from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.limits import Quota
 from mqtemplate.services import wall_time
 from mqtemplate.store.message_store import MessageStore
-
-PollingKey: TypeAlias = tuple[str, str, int]
-"""Group, topic and queue ID of a request; -1 stands for all queues."""
 
 _RECHECK_MS = 1_000
 """An acknowledgement that frees an ordered queue is no new message: waiting requests look for it this often."""
@@ -40,7 +35,8 @@ class WaitingPop:
     """
 
     caller: Caller
-    key: PollingKey
+    group: str
+    topic: str
     answer: Callable[[PopResult | None], None]
     held: HeldPop | None = None
     is_done: bool = False
@@ -95,15 +91,10 @@ class ClientPops:
         self._lock = threading.Lock()
         self._wake: Callable[[], None] = lambda: None
         self._connections: dict[int, _OfConnection] = {}
-        self._counts: Counter[PollingKey] = Counter()
         self._by_topic: dict[str, dict[WaitingNotification, None]] = {}
         self._watched: dict[str, Callable[[], None]] = {}
         self._changed_topics: set[str] = set()
         self._is_closed = False
-
-    def count(self, key: PollingKey) -> int:
-        """Return the number of held pops with the same group, topic and queue."""
-        return self._counts[key]
 
     def on_wake(self, wake: Callable[[], None]) -> None:
         """Call *wake* when `step` has work to do."""
@@ -122,10 +113,9 @@ class ClientPops:
         Raises:
             RefusedError: The client has too many waiting requests, or the server is stopping.
         """
-        waiting = WaitingPop(caller, (request.group, request.topic, request.queue_id), answer)
+        waiting = WaitingPop(caller, request.group, request.topic, answer)
         with self._lock:
             self._of(caller).pops[waiting] = None
-            self._counts[waiting.key] += 1
         try:
             waiting.held = self._pops.hold(request, wait_ms, partial(self._on_result, waiting))
         except BaseException:
@@ -145,7 +135,7 @@ class ClientPops:
         if self._remove(waiting):
             waiting.answer(result)
         else:
-            self.release(waiting.key[0], waiting.key[1], result)
+            self.release(waiting.group, waiting.topic, result)
 
     def release(self, group: str, topic: str, result: PopResult) -> None:
         """Make messages visible at once that could not be sent to their client."""
@@ -158,9 +148,6 @@ class ClientPops:
             if waiting.is_done:
                 return False
             waiting.is_done = True
-            self._counts[waiting.key] -= 1
-            if not self._counts[waiting.key]:
-                del self._counts[waiting.key]
             del self._connections[waiting.caller.connection.id].pops[waiting]
             self._removed(waiting.caller)
             return True

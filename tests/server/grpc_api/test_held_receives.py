@@ -1,0 +1,284 @@
+"""Receives whose client leaves, or cannot take the messages; and those that wait, as tools count them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.grpc_protos import protos
+from mqtemplate.grpc_protos.enums import ClientType, Code
+from mqtemplate.http2 import frames
+from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_update_frame
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.headers.pop import PollingInfoRequestHeader, PollingInfoResponseHeader
+from mqtemplate.server import BrokerServer
+from tests.http2.wire import SocketPeer, call, changed, data, headers, messages
+from tests.server.grpc_api.grpc_tool import GrpcTool, Received, consumer_settings, create_topic, endpoint, message
+from tests.server.grpc_api.test_consuming import GROUP, TOPIC, held, in_thread
+from tests.server.tool import Tool
+from tests.waiting import eventually
+
+Server = BrokerServer[EmbeddedBroker]
+OpenPeer = Callable[..., SocketPeer]
+CLIENT = {"x_mq_client_id": "client-2", "x_mq_client_version": "5.2.0"}
+EMPTY = ["status", "delivery_timestamp"]
+
+
+@pytest.fixture
+def topic(server: Server) -> str:
+    create_topic(server, TOPIC)
+    server.groups.put([SubscriptionGroupConfig(group_name=GROUP)])
+    return TOPIC
+
+
+@pytest.fixture
+def other(server: Server, topic: str, open_peer: OpenPeer) -> Iterator[GrpcTool]:
+    """A client that has reported its settings, and whose receive waits for 20 seconds."""
+    with GrpcTool(server, "client-2") as other:
+        yield other
+
+
+@pytest.fixture
+def open_peer(server: Server) -> Iterator[OpenPeer]:
+    """Connect a raw client; takes the settings of its side of HTTP/2."""
+    with ExitStack() as closing:
+
+        def connect(**options: dict[int, int]) -> SocketPeer:
+            peer = SocketPeer(endpoint(server).server.address, **options)  # type: ignore[arg-type]
+            closing.callback(peer.socket.close)
+            return peer
+
+        yield connect
+
+
+def receive_call(stream_id: int = 1, *, wait_s: int = 20, count: int = 32) -> bytes:
+    """Return the frames of a receive."""
+    request = protos.ReceiveMessageRequest(batch_size=count)
+    request.group.name, request.message_queue.topic.name = GROUP, TOPIC
+    request.invisible_duration.seconds, request.long_polling_timeout.seconds = 600, wait_s
+    return call(stream_id, protos.method_path("ReceiveMessage"), request.SerializeToString(), **CLIENT)
+
+
+def wait_for_receives(server: Server, count: int) -> None:
+    eventually(lambda: held(server) == count, f"{count} receives wait")
+
+
+# --- clients that leave ---------------------------------------------------------------------------
+
+
+def terminates(other: GrpcTool, stream: object) -> None:
+    assert other.terminate(GROUP).status.code == Code.OK
+
+
+def ends_telemetry(other: GrpcTool, stream: object) -> None:
+    stream.end()  # type: ignore[attr-defined]
+
+
+def cancels_telemetry(other: GrpcTool, stream: object) -> None:
+    stream.cancel()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("leave", [terminates, ends_telemetry, cancels_telemetry])
+@pytest.mark.parametrize("kind", [ClientType.SIMPLE_CONSUMER, ClientType.PUSH_CONSUMER])
+def test_the_receives_of_a_client_that_leaves_end_at_once(
+    server: Server, other: GrpcTool, kind: ClientType, leave: Callable[[GrpcTool, object], None]
+) -> None:
+    """RocketMQ's client for Java closes its connection after the end of the last call, however long that takes."""
+    stream = other.telemetry()
+    stream.report(consumer_settings(GROUP, TOPIC, kind=kind))
+    threads = [in_thread(other.start_receive(GROUP, TOPIC, wait_s=20)) for _ in range(2)]
+    wait_for_receives(server, 2)
+
+    leave(other, stream)
+
+    for thread, found in threads:
+        thread.join()
+        assert (found[0].code, found[0].kinds) == (Code.MESSAGE_NOT_FOUND, EMPTY)
+    assert held(server) == 0
+
+
+def test_many_receives_of_a_client_that_leaves_end_a_few_at_a_time(
+    server: Server, topic: str, open_peer: OpenPeer
+) -> None:
+    """The other clients are served in between."""
+    peer = open_peer()
+    peer.send(*(receive_call(number) for number in range(1, 401, 2)))
+    wait_for_receives(server, 200)
+
+    peer.send(frame(frames.GOAWAY, 0, 0, bytes(8)))
+
+    assert [peer.response()[0]["grpc-status"] for _ in range(200)] == ["0"] * 200
+    assert held(server) == 0
+
+
+def test_the_receives_of_the_other_clients_wait_on(server: Server, tool: GrpcTool, other: GrpcTool) -> None:
+    stream = other.telemetry()
+    stream.report(consumer_settings(GROUP, TOPIC))
+    own, ended = (in_thread(each.start_receive(GROUP, TOPIC, wait_s=20)) for each in (tool, other))
+    wait_for_receives(server, 2)
+    other.terminate(GROUP)
+    ended[0].join()
+
+    tool.send(message(TOPIC))
+
+    own[0].join()
+    assert own[1][0].bodies == [b"body"]
+
+
+def test_a_client_whose_stream_is_replaced_has_not_left(server: Server, tool: GrpcTool, other: GrpcTool) -> None:
+    """The stream breaks, and the client has opened another one before the server knows."""
+    older, newer = other.telemetry(), other.telemetry()
+    older.report(consumer_settings(GROUP, TOPIC))
+    thread, found = in_thread(other.start_receive(GROUP, TOPIC, wait_s=20))
+    wait_for_receives(server, 1)
+    newer.report(consumer_settings(GROUP, TOPIC))
+    with pytest.raises(StopIteration):
+        older.next()
+
+    tool.send(message(TOPIC))
+
+    thread.join()
+    assert found[0].bodies == [b"body"]
+
+
+def test_receives_end_when_the_client_announces_that_it_closes_the_connection(
+    server: Server, topic: str, open_peer: OpenPeer
+) -> None:
+    peer = open_peer()
+    peer.send(receive_call())
+    wait_for_receives(server, 1)
+
+    peer.send(frame(frames.GOAWAY, 0, 0, bytes(8)))
+
+    assert Received([protos.ReceiveMessageResponse.FromString(each) for each in peer.response()[1]]).kinds == EMPTY
+    assert held(server) == 0
+
+
+def test_receives_end_when_the_connection_is_lost(server: Server, topic: str, open_peer: OpenPeer) -> None:
+    peer = open_peer()
+    peer.send(receive_call(1), receive_call(3))
+    wait_for_receives(server, 2)
+
+    peer.socket.close()
+
+    wait_for_receives(server, 0)
+
+
+def test_the_receives_of_a_client_end_when_the_connection_of_its_telemetry_is_lost(
+    server: Server, other: GrpcTool, open_peer: OpenPeer
+) -> None:
+    """A client may use several connections."""
+    settings = protos.TelemetryCommand(settings=consumer_settings(GROUP, TOPIC)).SerializeToString()
+    client_id = ("x-mq-client-id", "client-2")
+    fields = ((":path", protos.method_path("Telemetry")), *changed(client_id, without=":path"))
+    peer = open_peer()
+    peer.send(headers(1, fields, frames.END_HEADERS), data(1, b"\0" + len(settings).to_bytes(4, "big") + settings, 0))
+    peer.until(frames.DATA)
+    thread, found = in_thread(other.start_receive(GROUP, TOPIC, wait_s=20))
+    wait_for_receives(server, 1)
+
+    peer.socket.close()
+
+    thread.join()
+    assert found[0].code is Code.MESSAGE_NOT_FOUND
+
+
+# --- messages that do not arrive ------------------------------------------------------------------
+
+
+def resets(peer: SocketPeer) -> None:
+    peer.send(rst_stream_frame(1, ErrorCode.CANCEL))
+
+
+def disconnects(peer: SocketPeer) -> None:
+    peer.socket.close()
+
+
+@pytest.mark.parametrize("leave", [resets, disconnects])
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_messages_that_the_windows_of_a_client_hold_back_are_visible_when_it_is_gone(
+    server: Server,
+    tool: GrpcTool,
+    topic: str,
+    open_peer: OpenPeer,
+    leave: Callable[[SocketPeer], None],
+    is_ordered: bool,
+) -> None:
+    """The receive is answered, but no byte of the messages has left. It was no attempt to deliver them."""
+    server.groups.put([SubscriptionGroupConfig(group_name=GROUP, consume_message_orderly=is_ordered)])
+    tool.send(*(message(topic, b"%d" % number, f"id-{number}") for number in range(3)))
+    peer = open_peer(settings={frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(receive_call())
+    peer.until(frames.HEADERS)
+
+    leave(peer)
+
+    again: list[bytes] = []
+    while len(again) < 3:
+        received = tool.receive(GROUP, topic, wait_s=20)
+        again += received.bodies
+        assert {each.system_properties.delivery_attempt for each in received.messages} == {1}
+        tool.ack(GROUP, topic, *(each.system_properties.receipt_handle for each in received.messages))
+    assert sorted(again) == [b"0", b"1", b"2"]
+
+
+def test_messages_that_were_sent_remain_invisible(
+    server: Server, tool: GrpcTool, topic: str, open_peer: OpenPeer
+) -> None:
+    """The client has permitted the status, one message, and a part of the next one."""
+    tool.send(*(message(topic, b"x" * 1_000, f"id-{number}") for number in range(3)))
+    peer = open_peer(settings={frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(receive_call())
+    peer.until(frames.HEADERS)
+    peer.send(window_update_frame(1, 2_000))
+    content = b""
+    while len(content) < 2_000:
+        content += peer.until(frames.DATA).payload
+
+    resets(peer)
+
+    first = protos.ReceiveMessageResponse.FromString(messages(content)[1]).message.system_properties.message_id
+    ids: set[str] = set()
+    while len(ids) < 2:
+        ids |= {each.system_properties.message_id for each in tool.receive(GROUP, topic, wait_s=20).messages}
+    assert ids == {"id-0", "id-1", "id-2"} - {first}
+
+
+# --- the end of the server ------------------------------------------------------------------------
+
+
+def test_a_server_that_stops_sends_goaway_before_it_answers(server: Server, topic: str, open_peer: OpenPeer) -> None:
+    """A consumer receives again as soon as it has an answer: on another connection, of a server that runs."""
+    peer = open_peer()
+    peer.send(receive_call())
+    wait_for_receives(server, 1)
+
+    thread = threading.Thread(target=server.stop)
+    thread.start()
+
+    assert peer.until(frames.GOAWAY).code is ErrorCode.NO_ERROR
+    assert peer.response()[0]["grpc-status"] == "0"
+    assert peer.is_ended()
+    thread.join()
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+def test_tools_count_the_receives_that_wait(server: Server, tool: GrpcTool, topic: str) -> None:
+    streams = [tool.start_receive(GROUP, topic, wait_s=20) for _ in range(3)]
+    wait_for_receives(server, 3)
+
+    with Tool(server.remoting.address) as remoting:
+        header = PollingInfoRequestHeader(consumer_group=GROUP, topic=topic, queue_id=-1)
+        answer = remoting.request(RequestCode.POLLING_INFO, header).header(PollingInfoResponseHeader)
+
+    assert answer.polling_num == 3
+    assert {each.name: each.value for each in server.engine.metrics.samples()}["pop.held"] == 3
+    for stream in streams:
+        stream.cancel()
