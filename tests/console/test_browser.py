@@ -308,7 +308,7 @@ def test_the_page_of_a_group_by_pop_fits_each_screen_in_both_colours(browser: An
     shop.broker.create_topic("parcels", 1)
     shop.broker.pop.join(ConsumerSpec(group="shipping", subscriptions={"parcels": TagSelector()}))
     for number in range(6):
-        shop.send("parcels", b"x", f"parcel-{number}", **{"__SHARDINGKEY": "berlin" if number < 4 else f"key-{number}"})
+        shop.send("parcels", b"x", f"parcel-{number}", __SHARDINGKEY="berlin" if number < 4 else f"key-{number}")
     for _ in range(2):
         shop.broker.pop.receive("shipping", "parcels", 1, 600_000, 0, None, is_ordered=True)
         shop.harness.advance("4m")

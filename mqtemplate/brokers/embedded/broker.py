@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from mqtemplate.broker import (
     Broker,
@@ -36,7 +38,15 @@ from mqtemplate.broker import (
 from mqtemplate.clock import Clock
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.group_rules import check_same_group, sent_back_message
-from mqtemplate.engine.pop.pop import HeldPop, PoppedMessage, PopRequest, PopResult, PopService, ReceiptHandle
+from mqtemplate.engine.pop.pop import (
+    HeldPop,
+    PoppedMessage,
+    PopRequest,
+    PopResult,
+    PopService,
+    ReceiptHandle,
+    WhenDurable,
+)
 from mqtemplate.engine.pop.receipt_handle import NORMAL_TOPIC
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import (
@@ -44,6 +54,8 @@ from mqtemplate.errors import (
     BrokerError,
     CorruptRecordError,
     InvalidReceiptHandleError,
+    MessageError,
+    MQTemplateError,
     UnsupportedError,
 )
 from mqtemplate.message import MessageQueue, Property
@@ -56,6 +68,7 @@ from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.tables import read_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_application_topic, is_system_group
 
+_T = TypeVar("_T")
 _GROUPS_FILE = "config/subscriptionGroup.json"
 _TO_DEAD_LETTERS = -1  # as a delay level
 _THIS_PROCESS = "this process"
@@ -345,18 +358,53 @@ class EmbeddedPop(PopConsumers):
             self.wake(group)
 
     def ack(self, group: str, topic: str, receipt: str) -> None:
-        durable = self._durable()
-        if not self._engine.pop.ack(group, topic, ReceiptHandle.parse(receipt), durable.put):
-            raise _delivered_again(group, topic)
-        self._wait_until(durable)
+        [error] = self.ack_all(group, topic, [receipt])
+        if error is not None:
+            raise error
+
+    def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[MQTemplateError | None]:
+        ack = partial(self._engine.pop.ack_all, group, topic)
+        results = self._when_durable(group, topic, receipts, ack)
+        return [each if isinstance(each, MQTemplateError) else None for each in results]
 
     def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
-        durable, handle = self._durable(), ReceiptHandle.parse(receipt)
-        changed = self._engine.pop.change_invisible(group, topic, handle, invisible_ms, durable.put, counts=counts)
-        if changed is None:
-            raise _delivered_again(group, topic)
-        self._wait_until(durable)
-        return changed.text
+        [changed] = self.change_all(group, topic, [receipt], invisible_ms, counts=counts)
+        if isinstance(changed, MQTemplateError):
+            raise changed
+        return changed
+
+    def change_all(
+        self, group: str, topic: str, receipts: Sequence[str], invisible_ms: int, *, counts: bool = True
+    ) -> list[str | MQTemplateError]:
+        change = partial(self._engine.pop.change_all, group, topic, counts=counts)
+        results = self._when_durable(
+            group, topic, receipts, lambda handles, durable: change(handles, invisible_ms, durable)
+        )
+        return [each.text if isinstance(each, ReceiptHandle) else each for each in results]
+
+    def _when_durable(
+        self,
+        group: str,
+        topic: str,
+        receipts: Sequence[str],
+        change: Callable[[list[ReceiptHandle], WhenDurable], Sequence[_T | None]],
+    ) -> list[_T | MQTemplateError]:
+        """Change deliveries, and wait until that is durable. Return each result, or the error instead."""
+        parsed = [_parsed(receipt) for receipt in receipts]
+        handles = [each for each in parsed if isinstance(each, ReceiptHandle)]
+        durable: SimpleQueue[Exception | None] = SimpleQueue()
+        results: list[_T | MQTemplateError | None] = []
+        try:
+            results += change(handles, durable.put)
+            if any(results):
+                self._wait_until(durable)
+        except MQTemplateError as error:
+            results = [error if is_changed else None for is_changed in results or handles]
+        each_result = iter(results)
+        return [
+            each if isinstance(each, MQTemplateError) else next(each_result) or _delivered_again(group, topic)
+            for each in parsed
+        ]
 
     def dead_letter(
         self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None
@@ -366,9 +414,6 @@ class EmbeddedPop(PopConsumers):
         spec = ConsumerSpec(group=group, subscriptions={})
         self._engine.sends.send_back(sent_back_message(spec, received.message, _TO_DEAD_LETTERS, None, properties))
         self.ack(group, topic, receipt)
-
-    def _durable(self) -> SimpleQueue[Exception | None]:
-        return SimpleQueue()
 
     def _wait_until(self, durable: SimpleQueue[Exception | None]) -> None:
         """Wait until a change is durable. On a virtual clock the services make it durable later."""
@@ -383,6 +428,13 @@ class EmbeddedPop(PopConsumers):
             ) from None
         if error is not None:
             raise error
+
+
+def _parsed(receipt: str) -> ReceiptHandle | MessageError:
+    try:
+        return ReceiptHandle.parse(receipt)
+    except MessageError as error:
+        return error
 
 
 def _session_of(group: str) -> str:

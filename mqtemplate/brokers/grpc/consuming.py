@@ -10,9 +10,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel, ReceivedMessage
+from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel, PopConsumers, ReceivedMessage
 from mqtemplate.brokers.grpc.channels import RpcError, check_status, is_cancelled, rpc_error
 from mqtemplate.brokers.grpc.messages import decode_received, is_intact
 from mqtemplate.brokers.grpc.sessions import ClientSession, ProxyContext, RouteQueue, Routes, endpoints_message
@@ -20,7 +21,9 @@ from mqtemplate.brokers.grpc.settings import Endpoints
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
+    InvalidReceiptHandleError,
     ListenerError,
+    MQTemplateError,
     UnsupportedError,
 )
 from mqtemplate.event_log import get_logger
@@ -33,6 +36,7 @@ _log = get_logger("mqtemplate.remote")
 _SHORTEST_POLL_MS = 5_000  # a proxy waits so long in any case; RocketMQ: grpcClientConsumerMinLongPollingTimeoutMillis
 _LONGEST_POLL_MS = 20_000
 _MOST_AT_ONCE = 32
+_MOST_ACKS = 32
 _MOST_RECEIPTS = 100_000
 _CORRUPT_MS = 10_000
 
@@ -78,8 +82,8 @@ class _Registration:
             close()
 
 
-class GrpcPop:
-    """Consumption by POP. A `PopConsumers`.
+class GrpcPop(PopConsumers):
+    """Consumption by POP.
 
     All registrations of one group in this client are one member for the proxy.
     """
@@ -239,74 +243,109 @@ class GrpcPop:
 
     def ack(self, group: str, topic: str, receipt: str) -> None:
         """See `PopConsumers.ack`."""
-        origin = self._origin(topic, receipt)
-        request = protos.AckMessageRequest(
-            group=self._context.resource(group),
-            topic=self._context.resource(topic),
-            entries=[protos.AckMessageEntry(message_id=origin.msg_id, receipt_handle=receipt)],
-        )
-        operation = f"acknowledge message {origin.msg_id} of {topic!r}"
-        answer = self._request(group, origin.endpoints, "AckMessage", request, operation)
-        check_status(answer.entries[0].status if answer.entries else answer.status, operation, origin.endpoints)
-        self._forget(receipt)
+        [error] = self.ack_all(group, topic, [receipt])
+        if error is not None:
+            raise error
 
-    def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[BrokerError]:
-        """Acknowledge several messages with few requests. Return the errors of those that were refused.
-
-        Raises:
-            BrokerError: A request as a whole was refused, or got no answer.
-        """
-        failures: list[BrokerError] = []
+    def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[MQTemplateError | None]:
+        """See `PopConsumers.ack_all`. Each proxy gets the messages that it gave, in few requests."""
+        results: dict[str, MQTemplateError | None] = {}
         of_proxy: dict[Endpoints, list[tuple[str, str]]] = {}
         for receipt in receipts:
-            origin = self._origin(topic, receipt)
-            of_proxy.setdefault(origin.endpoints, []).append((origin.msg_id, receipt))
+            try:
+                origin = self._origin(topic, receipt)
+            except MQTemplateError as exc:  # this client has not received it, and gets no route
+                results[receipt] = exc
+            else:
+                of_proxy.setdefault(origin.endpoints, []).append((origin.msg_id, receipt))
         for endpoints, entries in of_proxy.items():
-            for start in range(0, len(entries), _MOST_AT_ONCE):
-                failures += self._ack_some(group, topic, endpoints, entries[start : start + _MOST_AT_ONCE])
-        return failures
+            for start in range(0, len(entries), _MOST_ACKS):
+                some = entries[start : start + _MOST_ACKS]
+                try:
+                    results |= self._ack_some(group, topic, endpoints, some)
+                except MQTemplateError as exc:
+                    results |= dict.fromkeys((receipt for _, receipt in some), exc)
+        return [results[receipt] for receipt in receipts]
 
     def _ack_some(
         self, group: str, topic: str, endpoints: Endpoints, entries: Sequence[tuple[str, str]]
-    ) -> list[BrokerError]:
+    ) -> dict[str, MQTemplateError | None]:
+        """Send one request. Return the result for each receipt handle."""
         request = protos.AckMessageRequest(
             group=self._context.resource(group),
             topic=self._context.resource(topic),
             entries=[protos.AckMessageEntry(message_id=msg_id, receipt_handle=receipt) for msg_id, receipt in entries],
         )
-        operation = f"acknowledge {len(entries)} messages of {topic!r}"
+        of_one = f"message {entries[0][0]}" if len(entries) == 1 else f"{len(entries)} messages"
+        operation = f"acknowledge {of_one} of {topic!r}"
         answer = self._request(group, endpoints, "AckMessage", request, operation)
         if not answer.entries:
             check_status(answer.status, operation, endpoints)
-        failures: list[BrokerError] = []
-        for entry in answer.entries:
+        results: dict[str, MQTemplateError | None] = {receipt: None for _, receipt in entries}
+        for entry, (msg_id, receipt) in zip(answer.entries, entries, strict=False):
             try:
-                check_status(entry.status, f"acknowledge message {entry.message_id} of {topic!r}", endpoints)
-            except BrokerError as exc:
-                failures.append(exc)
-        for _, receipt in entries:
-            self._forget(receipt)
-        return failures
+                check_status(entry.status, f"acknowledge message {entry.message_id or msg_id} of {topic!r}", endpoints)
+            except MQTemplateError as exc:
+                results[entry.receipt_handle or receipt] = exc
+        for receipt, error in results.items():
+            if error is None or isinstance(error, InvalidReceiptHandleError):
+                self._forget(receipt)
+        return results
 
     def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
         """See `PopConsumers.change_invisible`."""
-        origin = self._origin(topic, receipt)
-        request = protos.ChangeInvisibleDurationRequest(
-            group=self._context.resource(group),
-            topic=self._context.resource(topic),
-            receipt_handle=receipt,
-            message_id=origin.msg_id,
-            suspend=not counts,
-        )
-        request.invisible_duration.FromMilliseconds(invisible_ms)
-        operation = f"change the invisible time of message {origin.msg_id} of {topic!r}"
-        answer = self._request(group, origin.endpoints, "ChangeInvisibleDuration", request, operation)
-        check_status(answer.status, operation, origin.endpoints)
-        self._forget(receipt)
-        new = str(answer.receipt_handle) or receipt
-        with self._lock:
-            self._origins[new] = origin
-        return new
+        [changed] = self.change_all(group, topic, [receipt], invisible_ms, counts=counts)
+        if isinstance(changed, MQTemplateError):
+            raise changed
+        return changed
+
+    def change_all(
+        self, group: str, topic: str, receipts: Sequence[str], invisible_ms: int, *, counts: bool = True
+    ) -> list[str | MQTemplateError]:
+        """See `PopConsumers.change_all`. The protocol has one request for each message: some are sent at a time."""
+        results: list[str | MQTemplateError] = []
+        for start in range(0, len(receipts), _MOST_AT_ONCE):
+            some = receipts[start : start + _MOST_AT_ONCE]
+            answers = [self._start_change(group, topic, receipt, invisible_ms, counts) for receipt in some]
+            results += [answer() for answer in answers]
+        return results
+
+    def _start_change(
+        self, group: str, topic: str, receipt: str, invisible_ms: int, counts: bool
+    ) -> Callable[[], str | MQTemplateError]:
+        """Send a request. Return a function that waits for its result."""
+        try:
+            origin, session = self._origin(topic, receipt), self._group(group).session
+            request = protos.ChangeInvisibleDurationRequest(
+                group=self._context.resource(group),
+                topic=self._context.resource(topic),
+                receipt_handle=receipt,
+                message_id=origin.msg_id,
+                suspend=not counts,
+            )
+            request.invisible_duration.FromMilliseconds(invisible_ms)
+            operation = f"change the invisible time of message {origin.msg_id} of {topic!r}"
+            answers: SimpleQueue[Any] = SimpleQueue()
+            session.start_request(origin.endpoints, "ChangeInvisibleDuration", request, operation, answers.put)
+        except MQTemplateError as exc:
+            failure = exc
+            return lambda: failure
+
+        def result() -> str | MQTemplateError:
+            answer = answers.get()
+            if isinstance(answer, MQTemplateError):
+                return answer
+            try:
+                check_status(answer.status, operation, origin.endpoints)
+            except MQTemplateError as exc:
+                return exc
+            new = str(answer.receipt_handle) or receipt
+            with self._lock:
+                self._origins.pop(receipt, None)
+                self._origins[new] = origin
+            return new
+
+        return result
 
     def dead_letter(
         self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None

@@ -209,8 +209,9 @@ class PopMember(Consumer):
         for received in done:
             of_topic.setdefault(received.message.topic, []).append(received.receipt)
         for topic, receipts in of_topic.items():
-            for failure in self._pop.ack_all(self.spec.group, topic, receipts):
-                _log.warning("message.ack_refused", topic=topic, group=self.spec.group, reason=str(failure))
+            for failure in dict.fromkeys(self._pop.ack_all(self.spec.group, topic, receipts)):
+                if failure is not None:
+                    _log.warning("message.ack_refused", topic=topic, group=self.spec.group, reason=str(failure))
 
     def send_back(
         self,

@@ -266,6 +266,13 @@ class ClientSession:
         timeout_ms = self.context.settings.request_timeout_ms if timeout_ms is None else timeout_ms
         return self.context.channels.call(endpoints, self.id, method, request, operation, timeout_ms)
 
+    def start_request(
+        self, endpoints: Endpoints, method: str, request: Any, operation: str, done: Callable[[Any], None]
+    ) -> None:
+        """Send a request of this client. *done* is called with the answer, or with a `BrokerError`."""
+        timeout_ms = self.context.settings.request_timeout_ms
+        self.context.channels.call_async(endpoints, self.id, method, request, operation, timeout_ms, done)
+
     def on_command(self, kind: str, command: Any, endpoints: Endpoints) -> Any:
         """Handle a command of the proxy that is not about settings. Return the answer to it, or None."""
         if kind == "recover_orphaned_transaction_command" and self._on_check is not None:

@@ -203,7 +203,7 @@ class RemoteAdmin(BrokerAdmin):
         if response.code != ResponseCode.SUCCESS or not response.body:
             return None
         table = bodies.ConsumeStats.decode(response.body).offset_table
-        in_flight = sum(max(0, each.pull_offset - each.consumer_offset) for each in table.values())
+        in_flight = sum(max(0, (each.pull_offset or 0) - each.consumer_offset) for each in table.values())
         return GroupDeliveries(in_flight) if in_flight else None
 
     def _our_deliveries(self, broker_name: str, data: own.GroupDeliveriesData) -> GroupDeliveries | None:

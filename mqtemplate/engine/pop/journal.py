@@ -118,15 +118,14 @@ class PopJournal:
             with self._lock:
                 events, self._events = self._events, {}
                 callbacks, self._callbacks = self._callbacks, []
+            error: StoreError | None = None
             was_refused = self._error is not None
             self._add_unwritten(self._bodies_of(events))
             try:
                 self._append_unwritten()
             except StoreError as exc:
-                self._error = error = exc
-            else:
-                self._error = error = None
-            end = self._end
+                error = exc
+            self._error, end = error, self._end
         if error is not None:
             _call(callbacks, error)
             raise error

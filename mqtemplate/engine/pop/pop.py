@@ -5,20 +5,16 @@ A group has no assignment of queues: each pop takes messages from any queue, and
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
 
 from mqtemplate.broker import MAX_IN_FLIGHT_SHOWN, GroupDeliveries
-from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
+from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver, TargetOrder
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
 from mqtemplate.engine.pop.pop_queue import AckResult, Delivery
 from mqtemplate.engine.pop.progress import PopProgress, QueueKey, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import (
-    NORMAL_TOPIC,
-    RETRY_V1,
-    RETRY_V2,
     ReceiptHandle,
     retry_topic_v1,
     retry_topic_v2,
@@ -53,18 +49,9 @@ __all__ = [
 
 _log = get_logger("mqtemplate.broker")
 
-_RETRY_FIRST = 0.2
-"""Share of pops that read the retry topic before the queues. Source: ``BrokerConfig.popFromRetryProbability``."""
 _SESSION_ENDED_MS = 1_000
 _RESTORED_SESSION_MS = 120_000
 """Time that a session of an earlier run has to use the broker again: the expiry of clients."""
-
-
-class _ReadTopic(NamedTuple):
-    """Settings of a topic for pops: the number of its queues, and True if the queues are priorities."""
-
-    queue_count: int
-    has_priorities: bool
 
 
 class PopService:
@@ -114,7 +101,6 @@ class PopService:
         self._make_dead_letter = make_dead_letter
         self._max_in_flight = max_in_flight
         self._check_open = check_open
-        self._random = random.Random(0) if store.clock.is_virtual else random.Random()
         log = LimitedLog(_log, store.clock.steady_ms)
         self.journal = journal
         self._progress = PopProgress(offsets, spans, broker_name, journal.note)
@@ -125,9 +111,9 @@ class PopService:
             *(store, self._progress, journal, self._reader, self._holds, create_topic, make_dead_letter, log)
         )
         journal.on_written(self._holds.all_changed)
+        self._targets = TargetOrder(topics, self._progress, Random(0) if store.clock.is_virtual else Random())
         self._sessions: dict[str, set[TrackedQueue]] = {}
         self._restored_sessions: set[str] = set()
-        self._topics_read: tuple[object, dict[str, _ReadTopic]] = (None, {})
         metrics = store.metrics
         self._popped = metrics.counter("pop.popped")
         self._acked = metrics.counter("pop.acked")
@@ -167,7 +153,7 @@ class PopService:
         """Return the result, and True if another pop may find messages at once."""
         self._check_open()
         self.journal.check()
-        targets = self._targets(request)
+        targets = self._targets.of(request)
         batch = PopBatch(request)
         busy: list[tuple[TrackedQueue, PopTarget]] = []
         if self._restored_sessions:
@@ -193,53 +179,6 @@ class PopService:
         if batch.messages:  # a delivery that a kill could lose would be repeated before its time, and not counted
             self.journal.write_events()
         return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
-
-    def _targets(self, request: PopRequest) -> list[PopTarget]:
-        """Return the queues in the order of this pop: from a random one on, and the retry topics first or last.
-
-        With priorities, the last queue is the first one, and the retry topics are last: lower queues wait while higher
-        ones have messages. Source: ``PopMessageProcessor.processRequest``, ``BrokerConfig.priorityOrderAsc``.
-        """
-        topic, group, (count, has_priorities) = request.topic, request.group, self._read_topic(request.topic)
-        has_priorities = has_priorities and not request.is_ordered
-        if has_priorities:
-            has_priorities = self._random.randrange(100) < request.priority_factor
-        if count == 0:
-            raise DestinationError(f"topic {topic!r} does not exist; create it, or send a message to it first")
-        if request.queue_id >= count:
-            raise DestinationError(f"topic {topic!r} has queues 0..{count - 1}, got {request.queue_id}")
-        if request.queue_id >= 0:
-            queues = [PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
-        elif has_priorities:
-            queues = [PopTarget(topic, number, NORMAL_TOPIC) for number in reversed(range(count))]
-        else:
-            start = self._random.randrange(count)
-            queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
-        if request.is_ordered:
-            if request.attempt_id:  # the messages of a repeated pop come first
-                attempt_id = bounded(request.attempt_id)
-                queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
-            return queues
-        names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
-        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_topic(name)[0])]
-        if not has_priorities and self._random.random() < _RETRY_FIRST:
-            return [*retries, *queues]
-        return [*queues, *retries]
-
-    def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
-        tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
-        return tracked is not None and tracked.state.has_attempt(attempt_id)
-
-    def _read_topic(self, topic: str) -> _ReadTopic:
-        state, topics = self._topics_read
-        if state is not self._topics.state:
-            state, topics = self._topics_read = (self._topics.state, {})
-        found = topics.get(topic)
-        if found is None:
-            config = self._topics.config(topic) or {}
-            has_priorities = (config.get("attributes") or {}).get("message.type") == "PRIORITY"
-            found = topics[topic] = _ReadTopic(int(config.get("readQueueNums", 0)), has_priorities)
-        return found
 
     def _track(self, request: PopRequest, target: PopTarget) -> TrackedQueue:
         key = QueueKey(request.group, target.topic, target.queue_id)
@@ -338,27 +277,52 @@ class PopService:
             True if the message is done, also if it was acknowledged before. False if there is a newer delivery, or the
             time of this one is over: the message may come again.
         """
+        return self.ack_all(group, topic, [handle], when_durable)[0]
+
+    def ack_all(
+        self, group: str, topic: str, handles: Sequence[ReceiptHandle], when_durable: WhenDurable
+    ) -> list[bool]:
+        """Acknowledge several messages of a topic. Return the result of each as by `ack`.
+
+        Args:
+            when_durable: Called once for all, unless all results are False.
+        """
         self._check_open()
-        tracked = self._of_handle(group, topic, handle)
-        if tracked is None:
-            return False
-        with tracked.lock:
-            state = tracked.state
-            result = state.ack(handle.queue_offset, handle.pop_ms)
-            is_full = len(state.acked_ahead) >= self._max_in_flight
-            if result is AckResult.UNKNOWN and not is_full and self._is_credible(tracked.key, handle):
-                state.ack_ahead(handle.queue_offset)
-                result = AckResult.DONE
-            self._progress.settle(tracked)
-        is_known = result is AckResult.DONE or handle.expires_ms > self._clock.now_ms()
-        if result not in (AckResult.DONE, AckResult.REPEATED) or not is_known:
-            return False
-        if result is AckResult.DONE:
-            self._acked.add()
-            if handle.is_ordered:
+        results = [False] * len(handles)
+        done = 0
+        for tracked, indexes in self._by_queue(group, topic, handles):
+            with tracked.lock:
+                state = tracked.state
+                acked = state.ack_all([(handles[index].queue_offset, handles[index].pop_ms) for index in indexes])
+                for index, result in zip(indexes, acked, strict=True):
+                    handle = handles[index]
+                    is_done = result is AckResult.DONE
+                    if result is AckResult.UNKNOWN and len(state.acked_ahead) < self._max_in_flight:
+                        is_done = self._is_credible(tracked.key, handle)
+                        if is_done:
+                            state.ack_ahead(handle.queue_offset)
+                    done += is_done
+                    is_repeated = result is AckResult.REPEATED and handle.expires_ms > self._clock.now_ms()
+                    results[index] = is_done or is_repeated
+                self._progress.settle(tracked)
+        if done:
+            self._acked.add(done)
+            if any(handle.is_ordered for handle in handles):
                 self._holds.changed(HoldKey(group, topic))
-        self.journal.confirm(when_durable)
-        return True
+        if any(results):
+            self.journal.confirm(when_durable)
+        return results
+
+    def _by_queue(
+        self, group: str, topic: str, handles: Sequence[ReceiptHandle]
+    ) -> Iterable[tuple[TrackedQueue, list[int]]]:
+        """Return each queue with the indexes of its handles. A handle of no queue is left out."""
+        found: dict[TrackedQueue, list[int]] = {}
+        for index, handle in enumerate(handles):
+            tracked = self._of_handle(group, topic, handle)
+            if tracked is not None:
+                found.setdefault(tracked, []).append(index)
+        return found.items()
 
     def _of_handle(self, group: str, topic: str, handle: ReceiptHandle) -> TrackedQueue | None:
         """Return the queue of a handle; None if there is none."""
@@ -397,26 +361,46 @@ class PopService:
         Raises:
             StoreError: See `pop`.
         """
+        return self.change_all(group, topic, [handle], invisible_ms, when_durable, counts=counts)[0]
+
+    def change_all(
+        self,
+        group: str,
+        topic: str,
+        handles: Sequence[ReceiptHandle],
+        invisible_ms: int,
+        when_durable: WhenDurable,
+        *,
+        counts: bool = True,
+    ) -> list[ReceiptHandle | None]:
+        """Deliver several messages of a topic again after *invisible_ms*. Return the result of each as by the above.
+
+        Args:
+            when_durable: Called once for all, unless all results are None.
+        """
         self._check_open()
         self.journal.check()
-        tracked = self._of_handle(group, topic, handle)
-        if tracked is None:
-            return None
+        changed: list[ReceiptHandle | None] = [None] * len(handles)
         now_ms = self._clock.now_ms()
-        pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
-        with tracked.lock:
-            state, offset = tracked.state, handle.queue_offset
-            changed = state.change(offset, handle.pop_ms, Delivery(pop_ms, now_ms + invisible_ms, counts=counts))
-            is_released = changed is not None and invisible_ms <= 0 and not counts
-            if is_released:  # it was not handled: it needs no copy in the retry topic
-                state.wait_again(offset, counts=False)
-            self._progress.settle(tracked)
-        if changed is None:
-            return None
-        if is_released:
-            self._holds.changed(HoldKey(group, topic))
-        self.journal.confirm(when_durable)
-        return handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
+        is_released = invisible_ms <= 0 and not counts  # it was not handled: it needs no copy in the retry topic
+        for tracked, indexes in self._by_queue(group, topic, handles):
+            with tracked.lock:
+                state = tracked.state
+                for index in indexes:
+                    handle = handles[index]
+                    pop_ms = handle.pop_ms if handle.is_ordered else max(now_ms, handle.pop_ms + 1)
+                    delivery = Delivery(pop_ms, now_ms + invisible_ms, counts=counts)
+                    if state.change(handle.queue_offset, handle.pop_ms, delivery) is None:
+                        continue
+                    if is_released:
+                        state.wait_again(handle.queue_offset, counts=False)
+                    changed[index] = handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
+                self._progress.settle(tracked)
+        if any(changed):
+            if is_released:
+                self._holds.changed(HoldKey(group, topic))
+            self.journal.confirm(when_durable)
+        return changed
 
     def dead_letter(self, group: str, topic: str, handle: ReceiptHandle, when_durable: WhenDurable) -> bool:
         """Copy a message to the dead-letter topic of the group, and acknowledge it.

@@ -273,15 +273,29 @@ class PopQueue:
 
     def ack(self, queue_offset: int, pop_ms: int) -> AckResult:
         """End a delivery. The message is never delivered again if the result is `AckResult.DONE`."""
-        found = self.in_flight.get(queue_offset) or self.waiting.get(queue_offset)  # the latter: it expired just now
-        if found is not None:
-            if not pop_ms or found.pop_ms != pop_ms:
-                return AckResult.SUPERSEDED
-            self.done([queue_offset])
-            return AckResult.DONE
-        if queue_offset < self.next or queue_offset in self.acked_ahead:
-            return AckResult.REPEATED
-        return AckResult.UNKNOWN if pop_ms >= self.least_pop_ms else AckResult.SUPERSEDED
+        return self.ack_all([(queue_offset, pop_ms)])[0]
+
+    def ack_all(self, deliveries: Sequence[tuple[int, int]]) -> list[AckResult]:
+        """End deliveries, given by queue offset and pop_ms, with one event. Return the result of each as by `ack`."""
+        ended: dict[int, None] = {}
+        results = []
+        for queue_offset, pop_ms in deliveries:
+            # In `waiting` is a message whose delivery expired just now.
+            found = self.in_flight.get(queue_offset) or self.waiting.get(queue_offset)
+            if queue_offset in ended:
+                results.append(AckResult.REPEATED)
+            elif found is not None and pop_ms and found.pop_ms == pop_ms:
+                ended[queue_offset] = None
+                results.append(AckResult.DONE)
+            elif found is not None:
+                results.append(AckResult.SUPERSEDED)
+            elif queue_offset < self.next or queue_offset in self.acked_ahead:
+                results.append(AckResult.REPEATED)
+            else:
+                results.append(AckResult.UNKNOWN if pop_ms >= self.least_pop_ms else AckResult.SUPERSEDED)
+        if ended:
+            self.done(list(ended))
+        return results
 
     def ack_ahead(self, queue_offset: int) -> None:
         """Note that a message is done that was not read yet."""

@@ -60,7 +60,9 @@ class ReceiptHandle(NamedTuple):
     @property
     def text(self) -> str:
         """The nine parts that the gRPC protocol uses; eight without a physical offset."""
-        return " ".join(map(str, self[: 8 if self.physical_offset is None else 9]))
+        text = _HandleText(" ".join(map(str, self[: 8 if self.physical_offset is None else 9])))
+        text.handle = self
+        return text
 
     @property
     def is_ordered(self) -> bool:
@@ -88,6 +90,8 @@ class ReceiptHandle(NamedTuple):
         Raises:
             MessageError: It is not a handle.
         """
+        if type(text) is _HandleText:
+            return text.handle
         parts = text.rstrip(" ").split(" ")  # Java ignores blanks at the end
         numbers = [parse_number(part) for part in (*parts[:4], *parts[6:9])]
         if len(parts) < _FEWEST_PARTS or None in numbers or not parts[5]:
@@ -99,3 +103,13 @@ class ReceiptHandle(NamedTuple):
         topic_type = {"1": RETRY_V1, "2": RETRY_V2}.get(parts[4], NORMAL_TOPIC)
         physical_offset = rest[0] if rest and rest[0] >= 0 else None
         return cls(start, pop_ms, invisible_ms, revive, topic_type, parts[5], queue_id, queue_offset, physical_offset)
+
+
+class _HandleText(str):
+    """Text of a handle, which it keeps: in one process a handle need not be parsed, which costs more than its use."""
+
+    __slots__ = ("handle",)
+    handle: ReceiptHandle
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)

@@ -198,6 +198,10 @@ class ConsumeService(ABC, Generic[_Item, _Work]):
     def run_next(self) -> bool:
         """Handle the next item. Return False if none is ready."""
 
+    def resume(self) -> None:
+        """Let handlers be called again."""
+        self.is_paused = False
+
     def next_due(self) -> int | None:
         """Return when the next delayed item becomes ready; None if no item is delayed."""
         return self._delayed[0][0] if self._delayed else None
@@ -328,7 +332,7 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
             self._put_back(running.work)
 
     def end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
-        """Settle a message of `begin_next`. It may wait for the broker; see `waits_to_settle`."""
+        """Settle a message of `begin_next`. After a failure it may wait for the broker."""
         if not self._watchdog.finish(running):
             return  # the message was sent back while the handler hung
         if failure is None:
@@ -412,11 +416,6 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
                     self._finish_failed(holder, message, decision, failure.error)
             self.failures.failed(failure, decisions[0])
         return frozenset(id(message) for failure in failures for message in failure.messages)
-
-    @property
-    def waits_to_settle(self) -> bool:
-        """True if `end` waits for the broker also without a failure."""
-        return False
 
     @abstractmethod
     def _finish_failed(

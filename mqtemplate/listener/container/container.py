@@ -224,11 +224,15 @@ class ListenerContainer:
         """Call no handler and fetch nothing until ``resume``.
 
         When this returns, handlers finish the messages that they have, and no further one starts. Fetched messages
-        are kept, and the queues stay assigned.
+        are kept, and the queues stay assigned. By POP, other members may have the fetched messages, and the broker has
+        acknowledged those that were handled; if it does not answer, the wait ends as that of `stop` does.
         """
         with self._state_lock:
-            if self.member is not None:
-                self.member.pause()
+            member = self.member
+            if member is not None:
+                member.pause()
+        if member is not None:
+            member.wait_until_settled()
 
     def resume(self) -> None:
         """Handle messages and fetch again after ``pause``, or after a pause that a middleware or handler requested."""

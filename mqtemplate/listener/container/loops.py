@@ -218,9 +218,6 @@ class ReadyMessages(Protocol):
     @property
     def ready_count(self) -> int: ...
 
-    @property
-    def waits_to_settle(self) -> bool: ...
-
     def begin_next(self) -> Any: ...
 
     def give_back(self, running: Any) -> None: ...
@@ -422,7 +419,7 @@ class AsyncConsumePool(ConsumePool):
             return
         else:  # something around the handler raised it
             failure = Failure((message,), error)
-        if failure is None and not self._work.waits_to_settle:
+        if failure is None:
             self._settle(running, None)
         elif not self._abandoned:
             self._settle_in_thread(running, failure)

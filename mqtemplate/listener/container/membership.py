@@ -196,6 +196,9 @@ class Membership(ABC):
     def _give_back(self) -> None:  # noqa: B027  a pulling member keeps them
         """Let other members have the fetched messages that no handler has, while this one handles nothing."""
 
+    def wait_until_settled(self) -> None:  # noqa: B027  a pulling member commits
+        """Wait until the broker knows of the messages that handlers have finished, as long as a stop would wait."""
+
     @abstractmethod
     def _leave(self) -> None:
         """Store the progress, and leave the group."""
@@ -306,7 +309,7 @@ class Membership(ABC):
         self._resume_ms = None
         if self.is_running:
             self.state = ContainerState.RUNNING
-            self.service.is_paused = False
+            self.service.resume()
             if self._pool is not None:
                 self._pool.wake()
             self.wake_polling()
@@ -349,7 +352,7 @@ class Membership(ABC):
             if self._resume_ms != due_ms or self.state is not ContainerState.RUNNING:
                 return
             self._resume_ms = None
-            self.service.is_paused = False
+            self.service.resume()
         finally:
             self._lock.release()
         self.wake_fetch()

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from mqtemplate.broker import Broker, PopConsumers
+from mqtemplate.clock import Clock
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.listener.container.consume_service import ConcurrentConsumeService, ConsumeService
 from mqtemplate.listener.container.membership import Membership
@@ -25,6 +26,11 @@ from mqtemplate.message import MessageExt, MessageQueue, create_unique_id
 from mqtemplate.services import Service, ServiceRunner
 
 _LONG_POLL_MS = 20_000
+_HORIZON_MS = 100  # a message waits for its handler about as long
+_LONGEST_WAIT_MS = 1_000
+_MOST_WAITING = 1_000
+_MOST_UNSETTLED = 4_000
+_MOST_BYTES = 16 << 20
 _RETRY_MS = 1_000
 _JOIN_S = 10.0
 
@@ -57,27 +63,53 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
     Args:
         pop: The broker's part for POP.
         on_free: Called when a handler may be free for another message.
+        on_ready: Called when a message is ready that was received before.
     """
 
     pop: PopConsumers
     on_free: Callable[[], None]
+    on_ready: Callable[[], None]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         settings = self.endpoint.settings
         self._is_ordered = settings.is_orderly
+        self._longest_wait_ms = min(_LONGEST_WAIT_MS, settings.invisible_duration // 4)
         self._orders: dict[Hashable, _Order] = {}
         self._order_lock = threading.Lock()
-        self.deliveries = PopDeliveries(settings, self.pop, self.clock, self._on_settled, self.on_free)
-
-    @property
-    def waits_to_settle(self) -> bool:
-        return True
+        self.deliveries = PopDeliveries(
+            settings, self.pop, self.clock, self._on_settled, self._on_refused, self.on_free
+        )
 
     @property
     def order_count(self) -> int:
-        """Number of orders of which this member has messages."""
-        return len(self._orders)
+        """Number of orders of which this member has messages that have not ended; a few more at times."""
+        return max(0, len(self._orders) - self.deliveries.unsettled_count)
+
+    def resume(self) -> None:
+        now_ms = self.clock.steady_ms()
+        for delivery, _ in list(self._ready):
+            delivery.ready_ms = now_ms  # it did not wait for slow handlers
+        super().resume()
+
+    def next_due(self) -> int | None:
+        dues_ms = (super().next_due(), self._next_return_ms())
+        return min((due_ms for due_ms in dues_ms if due_ms is not None), default=None)
+
+    def release_due(self, now_ms: int) -> None:
+        """Let other members have messages that no handler has begun for long: the handlers are slower than before."""
+        super().release_due(now_ms)
+        due_ms = self._next_return_ms()
+        if due_ms is not None and due_ms <= now_ms:
+            self.deliveries.release(self.unstarted())
+
+    def _next_return_ms(self) -> int | None:
+        if self.is_paused:  # the listener keeps its messages, or returns all of them at once
+            return None
+        try:
+            return self._ready[0][0].ready_ms + self._longest_wait_ms
+        except IndexError:
+            return None
 
     def accept(self, deliveries: Sequence[PopDelivery]) -> None:
         """Take received messages."""
@@ -156,8 +188,10 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
         if delivery.order is not None:
             with self._order_lock:
                 released = self._end_turn(delivery, is_done)
-            self.on_free()  # there is one order less, perhaps
-        self.deliveries.release(released)
+        if released:
+            self.deliveries.release(released)
+        elif is_done and not self.clock.is_virtual:
+            self.on_ready()
 
     def _end_turn(self, delivery: PopDelivery, is_done: bool) -> list[PopDelivery]:
         order = self._orders.get(delivery.order)
@@ -169,6 +203,7 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
             return []
         if order.waiting and not order.has_failed:
             head = order.waiting.popleft()
+            head.ready_ms = self.clock.steady_ms()
             self._ready.append((head, head.message))
             return []
         del self._orders[delivery.order]
@@ -183,27 +218,58 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
     def _finish_failed(
         self, holder: PopDelivery, message: MessageExt, decision: Decision, error: BaseException | None
     ) -> None:
+        if decision.next_step is not NextStep.DEAD_LETTER:
+            self.deliveries.hide(holder, decision.delay_ms)
+            return
+        properties = properties_of_dead_letter(self.endpoint.id, message, error, self.clock.now_ms())
         try:
-            if decision.next_step is NextStep.DEAD_LETTER:
-                now_ms = self.clock.now_ms()
-                properties = properties_of_dead_letter(self.endpoint.id, message, error, now_ms)
-                self.deliveries.send_to_dead_letters(holder, properties)
-            else:
-                self.deliveries.hide(holder, decision.delay_ms)
+            self.deliveries.send_to_dead_letters(holder, properties)
         except BaseException as refusal:
             raise_if_not_of_handler(refusal)
-            self.failures.send_back_failed(message, refusal, self.deliveries.left_ms(holder))
+            self._on_refused(holder, refusal)
+
+    def _on_refused(self, delivery: PopDelivery, error: BaseException) -> None:
+        self.failures.send_back_failed(delivery.message, error, self.deliveries.left_ms(delivery))
 
     def _not_settled(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> None:
         for delivery, _ in work:
             self.deliveries.let_expire(delivery)
 
 
-class PopMembership(Membership):
-    """Membership that receives by POP. A message is received only while a handler is free for it.
+class _Prefetch:
+    """Number of messages to receive before handlers are free for them: as many as they finished in the last moment.
 
-    On a real clock one thread for each topic waits at the broker. A stop, or a pause by `pause`, lets other members
-    have the messages that no handler has.
+    It is 0 for handlers that finish less than three messages each in that time: they keep nothing waiting but their own
+    messages, and the time of a request to the broker is short for them.
+    """
+
+    def __init__(self, clock: Clock, horizon_ms: int) -> None:
+        self._clock = clock
+        self._horizon_ms = horizon_ms
+        self._last = (clock.steady_ms(), 0, 0)  # time, messages finished until then, result
+
+    def count(self, finished: int, at_once: int) -> int:
+        """Return the number.
+
+        Args:
+            finished: Number of messages that handlers have finished so far.
+            at_once: Number of messages that all handlers together have at a time.
+        """
+        now_ms, (last_ms, last_finished, count) = self._clock.steady_ms(), self._last
+        if (span_ms := now_ms - last_ms) < self._horizon_ms:
+            return count
+        in_horizon = (finished - last_finished) * self._horizon_ms // span_ms
+        count = 0 if in_horizon < 3 * at_once else min(in_horizon, _MOST_WAITING)
+        self._last = (now_ms, finished, count)
+        return count
+
+
+class PopMembership(Membership):
+    """Membership that receives by POP: what handlers are free for, and what short ones finish in a tenth of a second.
+
+    - On a real clock one thread for each topic waits at the broker, and one reports what became of messages.
+    - A stop, or a pause by `pause`, lets other members have the messages that no handler has, and waits until the
+      broker knows of the others that have ended; see ``await_termination_millis_when_shutdown``.
     """
 
     def _join(self, broker: Broker) -> ConsumeService[Any, Any]:
@@ -221,10 +287,14 @@ class PopMembership(Membership):
         self._receivers: list[threading.Thread] = []
         self.wake_fetch = self._wake_receivers
         self._registration = self._pop.join(settings.consumer_spec(self._clock.now_ms()))
-        service = PopConsumeService(pop=self._pop, on_free=self._notify_free, **self._service_arguments())
+        service = PopConsumeService(
+            pop=self._pop, on_free=self._notify_free, on_ready=self._wake_pool, **self._service_arguments()
+        )
         self._service, self.deliveries = service, service.deliveries
-        self._renewal = ServiceRunner(
-            self.deliveries, self._clock, f"mqtemplate-{settings.id}-renewal", self._renewal_failed
+        self._prefetch = _Prefetch(self._clock, min(_HORIZON_MS, settings.invisible_duration // 10))
+        self._body_bytes = 1
+        self._reports = ServiceRunner(
+            self.deliveries, self._clock, f"mqtemplate-{settings.id}-deliveries", self._report_failed
         )
         return service
 
@@ -248,7 +318,7 @@ class PopMembership(Membership):
 
     def start(self) -> None:
         super().start()
-        self._renewal.start()
+        self._reports.start()
         if self._clock.is_virtual:
             return
         for topic in self._settings.topics:
@@ -261,16 +331,30 @@ class PopMembership(Membership):
         for thread in self._receivers:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
-        return super().stop()
+        return super().stop() + self.deliveries.unsettled_count
 
     def resize(self, number: int, maximum: int) -> None:
         self._number = number
         super().resize(number, maximum)
         self._notify_free()
 
+    def wait_until_settled(self) -> None:
+        if self._loop is None or not self._loop.is_current():
+            limit_ms = self._settings.await_termination_millis_when_shutdown
+            self.deliveries.wait_until_settled(time.monotonic() + limit_ms / 1_000)
+
     def _leave(self) -> None:
-        self._renewal.stop()
+        self.deliveries.wait_until_settled(self._drained_until)
+        self._reports.stop()
+        self.deliveries.report()  # without time for a wait, each is sent once all the same
         self._registration.close()
+
+    def _wake_pool(self) -> None:
+        if self._pool is not None:
+            try:
+                self._pool.wake()
+            except RuntimeError:  # no thread can be started: the polling thread tries again, and reports it
+                self.wake_polling()
 
     def _give_back(self) -> None:
         while True:
@@ -282,22 +366,26 @@ class PopMembership(Membership):
                 self.deliveries.release(item)
         self.deliveries.release(self._service.unstarted())
 
-    def _renewal_failed(self, service: Service, error: Exception, repeated: int) -> None:
-        self._log.error("listener.renewal_failed", exc_info=error, repeated=repeated)
+    def _report_failed(self, service: Service, error: Exception, repeated: int) -> None:
+        self._log.error("listener.report_failed", exc_info=error, repeated=repeated)
 
     # --- receiving ---------------------------------------------------------------------------------
 
     def _free_count(self) -> int:
-        """Return how many messages may be received now: those that handlers are free for."""
-        if not self._may_fetch:
+        """Return how many messages may be received now: those that handlers are free for, or will be soon."""
+        unsettled = self.deliveries.unsettled_count
+        if not self._may_fetch or unsettled >= _MOST_UNSETTLED:
             return 0
+        batch, service = self._settings.pull_batch_size, self._service
+        at_once = self._number * (self.endpoint.take_size if self.endpoint.plan.is_batch else 1)
+        prefetch = min(self._prefetch.count(self.deliveries.finished, at_once), _MOST_BYTES // self._body_bytes)
         if self._settings.is_orderly:
-            return self._settings.pull_batch_size if self._service.order_count < self._number else 0
-        size = self.endpoint.take_size if self.endpoint.plan.is_batch else 1
-        return min(self._settings.pull_batch_size, self._number * size - len(self.deliveries))
+            return batch if service.order_count < self._number + prefetch else 0
+        free = at_once + prefetch - (len(self.deliveries) - unsettled)
+        return free if free < batch and not service.ready_count else batch if free >= batch else 0
 
     def _notify_free(self) -> None:
-        if self._waiting:
+        if self._waiting and (self._free_count() > 0 or self._has_ended()):
             with self._free:
                 self._free.notify_all()
 
@@ -323,6 +411,7 @@ class PopMembership(Membership):
         )
         if received:
             self._attempt_ids.pop(topic, None)
+            self._body_bytes = max(1, sum(len(each.message.body) for each in received) // len(received))
         return self.deliveries.hold(received)
 
     def _fetch(self, wait_ms: int) -> bool:

@@ -166,6 +166,35 @@ class PopContract:
         again = sorted(group.take(2), key=lambda each: each.message.body)
         assert [(each.message.body, each.attempt) for each in again] == [(b"a", 2), (b"b", 1)]
 
+    def test_several_messages_are_acknowledged_together(self, under_test: BrokerUnderTest) -> None:
+        group = _Group(under_test, 4, None)
+        group.send("a", "b", "c")
+        a, b, c = sorted(group.take(3, _SHORT_MS), key=lambda each: each.message.body)
+
+        results = group.pop.ack_all(group.name, group.topic, [c.receipt, a.receipt])
+        group.until_visible(_SHORT_MS)
+
+        assert results == [None, None]
+        assert [each.message.msg_id for each in group.take(1)] == [b.message.msg_id]
+        assert group.receive() == []
+
+    def test_times_of_several_messages_are_changed_together_and_each_has_its_result(
+        self, under_test: BrokerUnderTest
+    ) -> None:
+        group = _Group(under_test, 1, None)
+        group.send("a")
+        [late] = group.take(1, _SHORT_MS)
+        group.until_visible(_SHORT_MS)
+        [again] = group.take(1)
+        group.send("b")
+        [other] = group.take(1)
+
+        receipts = [other.receipt, late.receipt, again.receipt]
+        changed = group.pop.change_all(group.name, group.topic, receipts, 0, counts=False)
+
+        assert [isinstance(each, InvalidReceiptHandleError) for each in changed] == [False, True, False]
+        assert sorted((each.message.body, each.attempt) for each in group.take(2)) == [(b"a", 2), (b"b", 1)]
+
     def test_after_the_last_retry_a_message_is_a_dead_letter(self, under_test: BrokerUnderTest) -> None:
         group = _Group(under_test, 1, None, max_reconsume_times=1)
         group.send("hopeless")

@@ -244,6 +244,46 @@ def test_the_new_handle_of_a_change_is_the_one_to_use(proxy: ScriptedProxy, pop:
     assert (request.invisible_duration.ToMilliseconds(), request.suspend) == (1_500, True)
 
 
+def test_several_acknowledgements_are_one_request_and_each_has_its_result(proxy: ScriptedProxy, pop: GrpcPop) -> None:
+    proxy.to_deliver = [received(b"", handle(offset), offset=offset) for offset in (1, 2, 3)]
+    receive(pop)
+
+    def answer(request: Any) -> Any:
+        late = status(Code.INVALID_RECEIPT_HANDLE, "handle is expired")
+        entries = [
+            protos.AckMessageResultEntry(
+                message_id=entry.message_id,
+                receipt_handle=entry.receipt_handle,
+                status=late if entry.message_id == "ID-2" else status(),
+            )
+            for entry in request.entries
+        ]
+        return protos.AckMessageResponse(status=status(Code.MULTIPLE_RESULTS), entries=entries)
+
+    proxy.answers["AckMessage"] = answer
+    results = pop.ack_all("billing", "orders", [handle(3), handle(2), handle(1)])
+
+    [request] = proxy.requests["AckMessage"]
+    assert [entry.message_id for entry in request.entries] == ["ID-3", "ID-2", "ID-1"]
+    assert [type(result) for result in results] == [type(None), InvalidReceiptHandleError, type(None)]
+
+
+def test_an_acknowledgement_without_an_answer_is_an_error_of_each_of_its_messages(
+    proxy: ScriptedProxy, pop: GrpcPop
+) -> None:
+    proxy.to_deliver = [received(b"", handle(offset), offset=offset) for offset in (1, 2)]
+    receive(pop)
+    proxy.answers["AckMessage"] = lambda _: protos.AckMessageResponse(
+        status=status(Code.INTERNAL_SERVER_ERROR, "the disk is full")
+    )
+
+    results = pop.ack_all("billing", "orders", [handle(1), handle(2)])
+
+    assert len(results) == 2
+    assert all("acknowledge 2 messages of 'orders'" in str(each) for each in results)
+    assert all("the disk is full" in str(each) for each in results)
+
+
 def test_a_late_acknowledgement_is_an_error_of_its_own(proxy: ScriptedProxy, pop: GrpcPop) -> None:
     late = status(Code.INVALID_RECEIPT_HANDLE, "receipt handle is expired")
     proxy.answers["AckMessage"] = lambda _: protos.AckMessageResponse(status=late)

@@ -14,6 +14,7 @@ from mqtemplate.record.properties import decode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing import messages_in
+from mqtemplate.topics import POP_PROGRESS_TOPIC
 from tests.engine.pop.consumer import GROUP, TOPIC, Shop, bodies, ignore
 
 RETRY, DEAD = f"%RETRY%{GROUP}_{TOPIC}", f"%DLQ%{GROUP}"
@@ -38,6 +39,25 @@ def test_a_message_is_delivered_once_and_its_acknowledgement_ends_it(shop: Shop)
     assert shop.committed() == 2
     assert shop.number("pop.popped") == shop.number("pop.acked") == 2
     assert shop.number("pop.in_flight") == 0
+
+
+def test_many_messages_are_acknowledged_with_one_record_and_one_confirmation(shop: Shop) -> None:
+    """A message that is given twice is acknowledged once, and one that cannot be acknowledged refuses no other one."""
+    shop.send("a", "b", "c")
+    a, b, c = shop.pop()
+    stale = a.handle
+    assert shop.change(a, 60_000) is not None
+    journal = shop.broker.store.consume_queue(POP_PROGRESS_TOPIC, 0)
+    records, confirmed = journal.max_offset, list[Exception | None]()
+
+    handles = [b.handle, stale, c.handle, b.handle]
+    results = shop.pop_service.ack_all(GROUP, TOPIC, handles, confirmed.append)
+
+    assert results == [True, False, True, True]
+    assert (journal.max_offset - records, confirmed) == (1, [None])
+    assert shop.number("pop.acked") == 2
+    assert shop.pop_service.ack_all(GROUP, TOPIC, [stale], confirmed.append) == [False]
+    assert confirmed == [None]
 
 
 def test_the_committed_offset_is_the_first_message_that_is_not_done(shop: Shop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Event
@@ -135,14 +136,14 @@ def test_a_hanging_handler_loses_its_message_unless_it_asked_for_more_time(threa
 def test_an_acknowledgement_that_fails_is_repeated(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate().opened()
     pop = threaded_app.broker.pop
-    ack, refusals = pop.ack, iter([BrokerError("the broker does not answer")])
+    ack_all, refusals = pop.ack_all, iter([BrokerError("the broker does not answer")])
 
-    def failing_ack(group: str, topic: str, receipt: str) -> None:
+    def failing_ack(group: str, topic: str, receipts: Sequence[str]) -> Any:
         for refusal in refusals:
-            raise refusal
-        ack(group, topic, receipt)
+            return [refusal] * len(receipts)
+        return ack_all(group, topic, receipts)
 
-    monkeypatch.setattr(pop, "ack", failing_ack)
+    monkeypatch.setattr(pop, "ack_all", failing_ack)
     with capture_logs() as logs:
         container = threaded_app.listen(gate.listener(request_mode=POP))
         threaded_app.send("orders", "a")
