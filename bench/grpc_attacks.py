@@ -118,7 +118,18 @@ Attack = Callable[[GrpcAttacker, int], None]
 
 def request(client: GrpcAttacker, method: str, message: bytes, *, client_id: str = "") -> bytes:
     """Return the frames of a unary call with any bytes as its message."""
-    return call(client.next_stream(), protos.method_path(method), message, x_mq_client_id=client_id or client.client_id)
+    stream_id, path = client.next_stream(), protos.method_path(method)
+    if len(message) < 16_000:
+        return call(stream_id, path, message, x_mq_client_id=client_id or client.client_id)
+    return frame(frames.HEADERS, _NO_MORE, stream_id, block(client, method)) + data_frames(stream_id, message)
+
+
+def data_frames(stream_id: int, message: bytes, *, ends: bool = True) -> bytes:
+    """Return a large message as DATA frames."""
+    whole = prefixed(message)
+    parts = [whole[at : at + 16_000] for at in range(0, len(whole), 16_000)]
+    flags = [0] * (len(parts) - 1) + [frames.END_STREAM if ends else 0]
+    return b"".join(data(stream_id, part, each) for part, each in zip(parts, flags, strict=True))
 
 
 def start(client: GrpcAttacker, method: str, flags: int = _NO_MORE) -> bytes:
@@ -146,6 +157,9 @@ def message(body: bytes = b"x" * 1_024) -> Any:
 
 def sends(*made: Any) -> bytes:
     return bytes(protos.SendMessageRequest(messages=made).SerializeToString())
+
+
+_ONE_MESSAGE = sends(message())
 
 
 def settings_command(group: str = GROUP, topics: int = 1) -> bytes:
@@ -305,12 +319,10 @@ def held_receives(client: GrpcAttacker, number: int) -> None:
 def many_clients(client: GrpcAttacker, number: int) -> None:
     """Settings of many clients, with many subscriptions, which stay after the connection."""
     client.greet()
-    content = data(1, prefixed(settings_command(topics=10_000)), 0)[9:]
+    content = settings_command(topics=10_000)
     for at in range(20):
         client.client_id = f"c-{number}-{at}"
-        client.send(start(client, "Telemetry"))
-        for offset in range(0, len(content), 16_000):
-            client.send(data(client.stream_id, content[offset : offset + 16_000], 0))
+        client.send(start(client, "Telemetry"), data_frames(client.stream_id, content, ends=False))
     client.read(0.2)
 
 
@@ -342,11 +354,7 @@ def nested_bombs(client: GrpcAttacker, number: int) -> None:
         "Heartbeat": b"\xf2\x07\x00" * 300_000,
     }
     for method, content in bombs.items():
-        client.send(start(client, method))
-        whole = prefixed(content)
-        for offset in range(0, len(whole), 16_000):
-            is_last = offset + 16_000 >= len(whole)
-            client.send(data(client.stream_id, whole[offset : offset + 16_000], is_last))
+        client.send(request(client, method, content))
     client.wait(3)
 
 
@@ -387,7 +395,7 @@ def mutated_frames(client: GrpcAttacker, number: int) -> None:
     """Valid calls with a few other bits."""
     client.greet()
     valid = bytearray(
-        request(client, "SendMessage", sends(message()))
+        request(client, "SendMessage", _ONE_MESSAGE)
         + request(client, "ReceiveMessage", receive(5))
         + window_update_frame(0, 10)
     )

@@ -456,7 +456,11 @@ def thread_count(pid: int) -> int:
 
 def socket_count(pid: int) -> int:
     """Return the number of open sockets of the process."""
-    return sum(str(each.readlink()).startswith("socket:") for each in Path(f"/proc/{pid}/fd").iterdir())
+    count = 0
+    for each in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile
+            count += str(each.readlink()).startswith("socket:")
+    return count
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:

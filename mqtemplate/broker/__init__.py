@@ -1,9 +1,12 @@
 """The interface of brokers: `Broker`, its seven parts, and its administration."""
 
 from mqtemplate.broker.admin import (
+    MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
+    GroupDeliveries,
     GroupInfo,
     GroupSubscription,
+    InFlightMessage,
     Member,
     OffsetChange,
     QueueProgress,
@@ -39,6 +42,7 @@ from mqtemplate.broker.parts import (
 )
 
 __all__ = [
+    "MAX_IN_FLIGHT_SHOWN",
     "Broker",
     "BrokerAdmin",
     "Capability",
@@ -49,8 +53,10 @@ __all__ = [
     "ConsumerSpec",
     "DelayedMessages",
     "DiskSpace",
+    "GroupDeliveries",
     "GroupInfo",
     "GroupSubscription",
+    "InFlightMessage",
     "Member",
     "MessageModel",
     "MessageReader",

@@ -154,6 +154,65 @@ class QueueProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class InFlightMessage:
+    """A message that a member has received by POP and not acknowledged.
+
+    Attributes:
+        topic: Its topic; ``queue`` may be of a retry topic of it.
+        msg_id: Its message id; empty if it cannot be read any more.
+        keys: Its business keys.
+        client: The member that has it; empty if it is not known, as after a restart of the broker.
+        since_ms: Time (epoch ms) since which that member has it.
+        until_ms: Time (epoch ms) from which it is delivered again, unless it is acknowledged or renewed before.
+        is_renewed: The broker renews the time while the member is connected: *until_ms* is the last moment.
+        attempt: Number of this delivery, from 1 on.
+        message_group: Key of its order; None if the group reads in any order.
+        blocked: Number of messages that wait until it is done, since they have the same order.
+    """
+
+    queue: MessageQueue
+    queue_offset: int
+    topic: str
+    msg_id: str
+    keys: str
+    client: str
+    since_ms: int
+    until_ms: int
+    is_renewed: bool
+    attempt: int
+    message_group: str | None = None
+    blocked: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeliveries:
+    """Messages of a group that reads by POP: those that members have now.
+
+    Attributes:
+        in_flight: Number of messages that members have, in all queues.
+        messages: Those that members have for the longest time, the oldest first. Empty if the broker does not tell.
+        waiting: Number of messages that wait for others of the same order, or are delivered again in it.
+        expired: Number of deliveries that expired since the start of the broker; None if it does not tell.
+        held: Number of receives that wait for messages; None if the broker does not tell.
+    """
+
+    in_flight: int
+    messages: tuple[InFlightMessage, ...] = ()
+    waiting: int = 0
+    expired: int | None = None
+    held: int | None = None
+
+    @property
+    def blocking(self) -> tuple[InFlightMessage, ...]:
+        """Messages for which others of the same order wait."""
+        return tuple(each for each in self.messages if each.blocked)
+
+
+MAX_IN_FLIGHT_SHOWN = 100
+"""Most messages of `GroupDeliveries`."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """One consumer group.
 
@@ -301,6 +360,14 @@ class BrokerAdmin(ABC):
             UnknownNameError: There is no such group.
         """
         return [each for each in self.group(group).progress if topic in (None, each.queue.topic)]
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        """Return the messages that members of *group* have received by POP, and not acknowledged.
+
+        Returns:
+            None if the group has never read by POP, or the broker does not tell.
+        """
+        return None
 
     @abstractmethod
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:

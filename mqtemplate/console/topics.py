@@ -116,9 +116,17 @@ def _group(site: Site, call: Call, name: str) -> HttpResponse:
         has_letters = DLQ_TOPIC_PREFIX + name in access.admin.topic_kinds()
         now_ms = access.broker.clock.now_ms()
         late_ms = behind_ms(access.broker, group.progress, now_ms)
+        deliveries = access.admin.deliveries(name)
     trend = site.rates.lag_trends().get(name)
     return site.page(
-        call, "group.html", group=group, has_letters=has_letters, now_ms=now_ms, behind_ms=late_ms, trend=trend
+        call,
+        "group.html",
+        group=group,
+        has_letters=has_letters,
+        now_ms=now_ms,
+        behind_ms=late_ms,
+        trend=trend,
+        deliveries=deliveries,
     )
 
 

@@ -153,7 +153,11 @@ class Engine:
     def _create_pop(self) -> PopService:
         return PopService(
             *(self.store, self.topics, self.offsets, self.queues, self.name),
-            *(self.sends.make_dead_letter, self.routes.create, PopJournal(self.store, self.topics)),
+            *(
+                self.sends.make_dead_letter,
+                self.routes.create,
+                PopJournal(self.store, self.topics, self.settings.pop_unwritten_max_bytes),
+            ),
             max_in_flight=self.settings.pop_in_flight_max,
             max_held=self.settings.max_held_pops,
             check_open=self.lifecycle.check,

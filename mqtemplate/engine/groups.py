@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,13 +32,52 @@ _DEFAULT_CONSUME_TIMESTAMP_MS = 1_800_000  # before now. Source: DefaultMQPushCo
 
 
 class LocalGroups:
-    """The consumer groups that have members in this process, by name."""
+    """The consumer groups that have members in this process, by name. The members pull, but for `join_pop`.
+
+    The members of a group have one request mode: a message that is delivered by POP is not hidden from members that
+    pull, so both would handle it. In RocketMQ an administrator sets the mode of a group and a topic.
+
+    Attributes:
+        joining: Held while a member joins: its mode is checked and noted in one step.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, ConsumerGroup] = {}
+        self._pop_members: Counter[str] = Counter()
+        self.joining = threading.Lock()
+
+    def join_pop(self, group: str) -> None:
+        """Note a member in this process that receives by POP.
+
+        Raises:
+            ListenerError: The group has members in this process that pull.
+        """
+        with self.joining:
+            if self.has_members(group):
+                raise _modes_error(group, "pulls")
+            self._pop_members[group] += 1
+
+    def leave_pop(self, group: str) -> None:
+        """Note that a member of `join_pop` has left."""
+        with self.joining:
+            self._pop_members[group] -= 1
+            self._pop_members += Counter()  # removes the groups without members
+
+    def has_pop_members(self, group: str) -> bool:
+        """Return True if *group* has members in this process that receive by POP."""
+        return group in self._pop_members
+
+    def check_pull(self, group: str) -> None:
+        """Check that a member in this process may pull.
+
+        Raises:
+            ListenerError: The group has members in this process that receive by POP.
+        """
+        if self.has_pop_members(group):
+            raise _modes_error(group, "receives by POP")
 
     def has_members(self, group: str) -> bool:
-        """Return True if *group* has members in this process."""
+        """Return True if *group* has members in this process that pull."""
         found = self._groups.get(group)
         return found is not None and found.has_members
 
@@ -86,6 +126,13 @@ class LocalGroups:
         """Close all members of all groups."""
         for group in list(self._groups.values()):
             group.close()
+
+
+def _modes_error(group: str, does: str) -> ListenerError:
+    return ListenerError(
+        f"group {group!r} has a member in this process that {does}; the members of a group have one request mode, "
+        "since both would handle each message. Give the second listener a group of its own, or the same request_mode"
+    )
 
 
 class ConsumerGroup:
@@ -413,6 +460,7 @@ class PopProgressChanges(Protocol):
     def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None: ...
     def forget_group(self, group: str) -> None: ...
     def forget_topic(self, topic: str) -> None: ...
+    def retry_topics(self, topic: str) -> list[str]: ...
 
 
 @dataclass(eq=False)
@@ -461,7 +509,9 @@ class Groups:
             )
         self._routes.unknown.expect(spec.subscriptions)
         group, offsets = self.local.group(spec.group), self.committed.table(spec)
-        return EmbeddedConsumer(self._store, self._queues, self._routes, group, spec, offsets, self._send_back)
+        with self.local.joining:
+            self.local.check_pull(spec.group)
+            return EmbeddedConsumer(self._store, self._queues, self._routes, group, spec, offsets, self._send_back)
 
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
         """See `ConsumerGroups.committed_offset`."""
@@ -480,13 +530,18 @@ class Groups:
 
     def forget(self, group: str) -> None:
         """Forget the progress of a group that is deleted."""
+        self._pop.forget_group(group)  # first: it ends deliveries that would commit an offset again
         self.committed.clustering.forget(group=group)
-        self._pop.forget_group(group)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the progress of all groups in a topic that is deleted."""
-        self.committed.clustering.forget(topic=topic)
+        """Forget the progress of all groups in a topic that is deleted, and delete the retry topics of their pops."""
+        retry_topics = self._pop.retry_topics(topic)
         self._pop.forget_topic(topic)
+        for name in retry_topics:
+            self._routes.table.delete(name)
+            self._routes.refresh(name)
+        for name in (topic, *retry_topics):
+            self.committed.clustering.forget(topic=name)
 
     def consumed_topics(self) -> Mapping[str, Collection[str]]:
         """See `ConsumerGroups.consumed_topics`."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
 from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.sequences import SequencedSender
-from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.engine.topics import TopicRoutes, queue_of_priority
 from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import (
@@ -31,7 +32,8 @@ from mqtemplate.message import (
 from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord, to_message_ext
 from mqtemplate.record.dead_letter import CAUSES
-from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
+from mqtemplate.record.properties import PRIORITY_PROPERTY, encode_properties
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
@@ -237,6 +239,8 @@ class LocalSends:
         self._check_open()
         store, topic = self._store, message.topic
         target = self._routes.select(topic, queue)
+        if queue is None and PRIORITY_PROPERTY in message.properties:
+            target = self._by_priority(message, target)
         queue_id = target.queue_id
         # As `MessageWriter.send`, with fewer calls: this is the most frequent kind of send.
         draft, unique_id = self._drafts.make(message, queue_id, store.clock.now_ms())
@@ -288,7 +292,10 @@ class LocalSends:
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
         """See `MessageSends.send_one_way`."""
         self._check_open()
-        queue_id = self._routes.select(message.topic, queue).queue_id
+        target = self._routes.select(message.topic, queue)
+        if queue is None and PRIORITY_PROPERTY in message.properties:
+            target = self._by_priority(message, target)
+        queue_id = target.queue_id
         draft, _ = self._drafts.make(message, queue_id, self._store.clock.now_ms())
         put = self._put(draft, message.topic, queue_id)
         self._store.confirm_async(put.physical_offset + put.size, (draft.topic,))
@@ -313,12 +320,20 @@ class LocalSends:
         stored = _stored(lambda: self._writer.send_back(SentBackCopy(sent_back.message, copy), queue_id))
         self._store.confirm(stored.end, stored.topics)
 
-    def make_dead_letter(self, record: StoredRecord, group: str) -> RecordDraft:
-        """Return the copy of a record for the dead-letter topic of *group*, and create that topic."""
+    def make_dead_letter(
+        self, record: StoredRecord, group: str, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> RecordDraft:
+        """Return the copy of a record for the dead-letter topic of *group*, and create that topic.
+
+        Args:
+            properties: Added to the copy, if they have room.
+        """
         topic = DLQ_TOPIC_PREFIX + group
         self._routes.create(topic, 1)
         queue = self._routes.select(topic, None)
         original, copy, sys_flag = send_back_of_record(record, queue.broker_name, group, -1, None, 0)
+        if len(record.properties_bytes) + len(encode_properties(properties)) < MAX_PROPERTIES_BYTES // 2:
+            copy.properties |= properties
         draft = self._drafts.make_send_back(copy, original, queue.queue_id, self._store.clock.now_ms())
         draft.sys_flag = sys_flag
         return draft
@@ -345,8 +360,16 @@ class LocalSends:
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
 
+    def _by_priority(self, message: Message, target: MessageQueue) -> MessageQueue:
+        """Return the queue of a message whose properties may name a priority; *target* if it has none."""
+        queues = self._routes.queues(message.topic)
+        queue_id = queue_of_priority(message.properties, len(queues))
+        return target if queue_id is None else queues[queue_id]
+
     def _store_batch(self, messages: Sequence[Message], queue: MessageQueue | None) -> tuple[MessageQueue, StoredSend]:
         target = self._routes.select(_batch_topic(messages), queue)
+        if queue is None and len(messages) == 1 and PRIORITY_PROPERTY in messages[0].properties:
+            target = self._by_priority(messages[0], target)
         return target, _stored(lambda: self._writer.send_batch(messages, target.queue_id))
 
 

@@ -85,6 +85,10 @@ class EmbeddedSettings(StoreSettings):
     """Most messages of a queue that a group has received by POP and not acknowledged; it gets no more from there until
     some are acknowledged, or their time is over."""
 
+    pop_unwritten_max_bytes: Annotated[int, Ge(1 << 10)] = 4 << 20
+    """Most bytes of the progress of POP that wait in memory while the disk refuses them. With more, no message is
+    delivered by POP, until they are written."""
+
     max_held_pops: Annotated[int, Ge(1)] = 100_000
     """Most POP requests that wait for messages at a time; further ones are refused at once."""
 

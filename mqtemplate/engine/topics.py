@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import EventLogger, get_logger
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import DELAY_PROPERTIES, MessageQueue, Property
+from mqtemplate.numbers import parse_number
+from mqtemplate.record.properties import PRIORITY_PROPERTY
 from mqtemplate.topics import (
     DLQ_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -17,6 +19,23 @@ from mqtemplate.topics import (
     check_send_topic,
     nearest_topic,
 )
+
+_OTHER_TYPES = {*DELAY_PROPERTIES, Property.SHARDING_KEY}
+
+
+def queue_of_priority(properties: Mapping[str, str], count: int) -> int | None:
+    """Return the queue of a message with a priority, among *count* queues.
+
+    Returns:
+        None if it has no priority, or has another type: delayed, ordered, or in a transaction.
+
+    Source: RocketMQ ``SendMessageProcessor.sendMessage``, ``TopicMessageType.parseFromMessageProperty``.
+    """
+    priority = parse_number(properties.get(PRIORITY_PROPERTY))
+    if priority is None or not 0 <= priority < 1 << 31 or count <= 0:
+        return None
+    is_half = properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
+    return None if is_half or not _OTHER_TYPES.isdisjoint(properties) else min(priority, count - 1)
 
 
 class UnknownTopics:
@@ -82,6 +101,7 @@ class StoredTopics(Protocol):
     def names(self) -> list[str]: ...
     def queue_count(self, topic: str) -> int: ...
     def create(self, topic: str, queue_count: int) -> int: ...
+    def delete(self, topic: str) -> bool: ...
 
 
 class TopicRoutes:

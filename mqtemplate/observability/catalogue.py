@@ -194,6 +194,9 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     ),
     _gauge("pop.in_flight", "{message}", "Messages that are delivered by POP and not acknowledged"),
     _gauge("pop.held", "{request}", "POP requests that wait for messages"),
+    _gauge("pop.waiting", "{message}", "Messages that wait for earlier ones of their message group"),
+    _gauge("pop.oldest_ms", "s", "Time since which a member has its unacknowledged message, of the oldest one"),
+    _gauge("pop.unwritten_bytes", "By", "Progress of POP that waits in memory, since the store refuses it"),
     _gauge("sequence.partitions", "{partition}", "Partitions of sequenced sends that the broker remembers"),
     _counter("sequence.repeated", "{message}", "Messages of sequenced sends that were stored already"),
     # --- server

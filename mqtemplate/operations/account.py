@@ -11,6 +11,7 @@ from mqtemplate.broker import (
     BrokerAdmin,
     ConsumerGroups,
     DelayedMessages,
+    GroupDeliveries,
     GroupInfo,
     MessageReader,
     MessageSends,
@@ -72,8 +73,7 @@ class AccountRights:
 
     def may(self, need: Need) -> bool:
         """Return True if the account has a right."""
-        account = self.account
-        return account.admin or account.may(*need)
+        return self._accounts.permits(self.account, need)
 
     def may_read(self, topic: str) -> bool:
         """Return True if the account may read the messages of a topic."""
@@ -287,6 +287,14 @@ class _AccountAdmin(BrokerAdmin):
             raise unknown_name("group", name, self.group_names()) from None
         subscriptions = tuple(each for each in found.subscriptions if self._rights.may_read(each.topic))
         return dataclasses.replace(found, subscriptions=subscriptions, progress=tuple(self._seen(found.progress)))
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        self._rights.check(group_need(group))
+        found = self._admin.deliveries(group)
+        if found is None:
+            return None
+        seen = tuple(each for each in found.messages if self._rights.may_read(each.topic))
+        return dataclasses.replace(found, messages=seen)
 
     def _seen(self, progress: Iterable[QueueProgress]) -> list[QueueProgress]:
         return [each for each in progress if self._rights.may_read(each.queue.topic)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, Property, valid_time
+from mqtemplate.numbers import parse_number
 from mqtemplate.user_code import safe_text, type_name
 
 EXCEPTION = "dead_letter_exception"
@@ -20,7 +22,7 @@ FAILED_AT = "dead_letter_failed_at"
 STACK = "dead_letter_stack"
 """The last frames of the stack outside this library; at most 2,000 characters."""
 FIRST_FAILED_AT = "retry_first_failed_at"
-"""Time of the first failure, if there was a retry whose delay is exact; a retry has it too."""
+"""Time of the first failure, if there was a retry whose delay is exact; a retry has it too, except by POP."""
 CAUSES = frozenset({EXCEPTION, MESSAGE, LISTENER, ATTEMPTS, FAILED_AT, STACK, FIRST_FAILED_AT})
 """All of these names."""
 
@@ -48,6 +50,7 @@ def dead_letter_properties(
         FAILED_AT: iso_time(now_ms),
         EXCEPTION: "" if error is None else class_name(error),
         MESSAGE: "the handler returned RECONSUME_LATER" if error is None else safe_text(error, _MAX_MESSAGE),
+        FIRST_FAILED_AT: _first_failed_at(message.properties, message.reconsume_times),
         STACK: stack.strip()[-_MAX_STACK:],
     }
     room = _MAX_PROPERTIES_BYTES - sum(_size(name, value) for name, value in message.properties.items())
@@ -58,6 +61,35 @@ def dead_letter_properties(
         if text and room >= 0:
             kept[name] = text
     return kept
+
+
+def expired_properties(
+    properties: Mapping[str, str], reconsume_times: int, attempts: int, now_ms: int
+) -> dict[str, str]:
+    """Return the properties that explain the dead letter of a message that was received by POP and not acknowledged.
+
+    Args:
+        properties: Those of the message; it has room for others.
+        reconsume_times: Of the record.
+        attempts: Number of deliveries.
+    """
+    found = {
+        ATTEMPTS: str(attempts),
+        FAILED_AT: iso_time(now_ms),
+        MESSAGE: "its invisible time was over, and no member had acknowledged it",
+        FIRST_FAILED_AT: _first_failed_at(properties, reconsume_times),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _first_failed_at(properties: Mapping[str, str], reconsume_times: int) -> str:
+    """Return the time of the first failure; empty if it is not known.
+
+    By POP the broker makes the copy for a retry, with the time at which the invisible time was changed for the last
+    time: a member changes it when its handler fails.
+    """
+    pop_ms = parse_number(properties.get(Property.FIRST_POP_TIME)) if reconsume_times else None
+    return properties.get(FIRST_FAILED_AT) or ("" if pop_ms is None else iso_time(valid_time(pop_ms)))
 
 
 def class_name(error: BaseException) -> str:

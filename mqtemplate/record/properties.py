@@ -33,6 +33,9 @@ TIMER_OUT_MS = Property.TIMER_OUT_MS.encode()
 TIMER_ROLL_TIMES = Property.TIMER_ROLL_TIMES.encode()
 UNIQ_KEY = Property.UNIQ_KEY.encode()
 
+PRIORITY_PROPERTY = "_SYS_MSG_PRIORITY_"
+"""Name of the priority of a message, a number from 0 on. A larger one is more urgent. Applications may set it."""
+
 _INTERNAL_OR_ORIGIN = INTERNAL_PROPERTIES | ORIGIN_PROPERTIES
 
 

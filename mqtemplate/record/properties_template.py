@@ -17,6 +17,7 @@ from mqtemplate.message import SPECIAL_PROPERTIES, Property
 from mqtemplate.record.properties import (
     KEYS,
     NAME_VALUE_SEPARATOR,
+    PRIORITY_PROPERTY,
     PROPERTY_SEPARATOR,
     SHARDING_KEY,
     UNIQ_KEY,
@@ -24,7 +25,7 @@ from mqtemplate.record.properties import (
     encode_properties,
 )
 
-_NEED_DECODING = SPECIAL_PROPERTIES | {Property.TRANSACTION_PREPARED}
+_NEED_DECODING = SPECIAL_PROPERTIES | {Property.TRANSACTION_PREPARED, PRIORITY_PROPERTY}
 _UNKNOWN: Any = object()
 _ID_FRONT = PROPERTY_SEPARATOR + UNIQ_KEY + NAME_VALUE_SEPARATOR
 _OTHER_FRONTS = tuple(PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR for name in (KEYS, SHARDING_KEY))

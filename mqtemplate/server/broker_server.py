@@ -238,7 +238,8 @@ class BrokerServer(Generic[EngineT]):
         self._engine = served = engine_of(engine)
         self.settings = settings = settings or BrokerServerSettings()
         clock = served.clock
-        access, self._is_private = AccessControl(acl), acl is not None and acl.is_private
+        self._is_private = acl is not None and acl.is_private
+        access = AccessControl(acl, self._has_group, served.topics.has)
         self.guard = None if acl is None else AclGuard(access, acl, clock)
         self._heavy = HeavyWork()
         self._parts = parts = ServerAssembly(served, settings, access, self._heavy, fast_path=fast_path)
@@ -274,6 +275,10 @@ class BrokerServer(Generic[EngineT]):
         self._services: list[Service] = [self.hold, parts.pops, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
         served.metrics.add_collector(self._samples)
+
+    def _has_group(self, group: str) -> bool:
+        """Return True if the group has settings here, or has members in this process or committed offsets."""
+        return self.groups.find(group) is not None or bool(self._engine.offsets.topics_of(group))
 
     def _grpc_endpoint(self) -> GrpcEndpoint | None:
         """Return the server of the gRPC protocol, if the settings have an address for it.

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.selectors.tags import TagSelector
 from tests.cli.running import CommandLine, prepare
 
 HOUR_MS = 3_600_000
@@ -294,3 +296,30 @@ def test_doctor_names_the_groups_that_keep_old_files(command_line: CommandLine, 
     assert re.search(
         r"kept      128.* older than file-reserved-time since .*: group billing has 5 unread messages in orders", text
     )
+
+
+# --- groups by POP ------------------------------------------------------------------------------
+
+
+def test_a_group_by_pop_shows_which_message_is_in_flight_and_what_it_blocks(
+    tmp_path: Path, command_line: CommandLine
+) -> None:
+    with EmbeddedBroker(tmp_path / "store", EmbeddedSettings(default_topic_queue_nums=1)) as owner:
+        owner.pop.join(ConsumerSpec(group="shipping", subscriptions={"orders": TagSelector()}))
+        for number in range(3):
+            message = Message("orders", b"x", {Property.SHARDING_KEY: "a", Property.KEYS: f"order-{number}"})
+            owner.sends.send(message)
+        [received] = owner.pop.receive("shipping", "orders", 1, 600_000, 10_000, None, is_ordered=True)
+        owner.pop.receive("shipping", "orders", 1, 600_000, 0, None, is_ordered=True)
+    line = CommandLine(f"embedded:{tmp_path / 'store'}", command_line.config, command_line._capsys)
+
+    shown, document = line.ok("groups", "shipping").output, line.json("groups", "shipping")
+
+    assert re.search(r"1 in flight, the oldest for .*; 2 wait for their order; 0 receives wait for messages; ", shown)
+    row = next(row for row in shown.splitlines() if received.message.msg_id in row).split()
+    assert row[1:4] == ["orders", "order-0", "unknown"]
+    assert row[-3:] == ["1", "a", "2"]
+    [message] = document["deliveries"]["messages"]
+    assert (message["msg_id"], message["blocked"], message["attempt"]) == (received.message.msg_id, 2, 1)
+    assert message["until_ms"] - message["since_ms"] == 600_000
+    assert document["deliveries"]["in_flight"] == 1

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.broker import ConsumerSpec
 from mqtemplate.pending import PendingQuery
+from mqtemplate.selectors.tags import TagSelector
 from tests.console.browser import Visitor, chromium, served
 from tests.console.pages import SCRIPT, TOKEN, Shop, bill, open_shop, report
 
@@ -299,3 +301,24 @@ def test_a_page_without_scripts_shows_the_same_list(browser: Any, shop: Shop) ->
 
         assert "due-1" in user.page.inner_text("body")
         assert "due-2" not in user.page.inner_text("body").split()
+
+
+def test_the_page_of_a_group_by_pop_fits_each_screen_in_both_colours(browser: Any, shop: Shop) -> None:
+    """Which message is stuck, who has it, since when and until when."""
+    shop.broker.create_topic("parcels", 1)
+    shop.broker.pop.join(ConsumerSpec(group="shipping", subscriptions={"parcels": TagSelector()}))
+    for number in range(6):
+        shop.send("parcels", b"x", f"parcel-{number}", __SHARDINGKEY="berlin" if number < 4 else f"key-{number}")
+    for _ in range(2):
+        shop.broker.pop.receive("shipping", "parcels", 1, 600_000, 0, None, is_ordered=True)
+        shop.harness.advance("4m")
+
+    with served(shop) as base:
+        for kind, context in (("desktop", DESKTOP), ("phone", PHONE)):
+            for colours in ("light", "dark"):
+                user = visitor(browser, base, color_scheme=colours, **context)
+                user.go(f"/sign-in?token={TOKEN}")
+                user.go("/groups?name=shipping")
+                assert "In flight" in user.text
+                user.screenshot(SHOTS, f"group-pop-{kind}-{colours}")
+                assert user.problems == []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from mqtemplate.broker import ConsumerSpec
 from mqtemplate.console.application import _reach_of
 from mqtemplate.console.rendering import environment
 from mqtemplate.console.site import time_of
 from mqtemplate.message import Property
+from mqtemplate.selectors.tags import TagSelector
 from tests.console.pages import SCRIPT, Shop
 
 PAGES = (
@@ -312,3 +314,32 @@ def test_the_groups_with_the_largest_lag_come_first(shop: Shop) -> None:
     text = shop.page("/groups").text
 
     assert text.index("mails") < text.index("archive")
+
+
+# --- a group that receives by POP --------------------------------------------------------------------
+
+
+def test_the_page_of_a_group_shows_which_message_is_stuck_who_has_it_since_when_and_until_when(shop: Shop) -> None:
+    shop.broker.create_topic("parcels", 1)
+    shop.broker.pop.join(ConsumerSpec(group="shipping", subscriptions={"parcels": TagSelector()}))
+    for number in range(3):
+        shop.send("parcels", b"x", f"parcel-{number}", **{Property.SHARDING_KEY: "berlin"})
+    [received] = shop.broker.pop.receive("shipping", "parcels", 1, 600_000, 0, None, is_ordered=True)
+    shop.broker.pop.receive("shipping", "parcels", 1, 600_000, 0, None, is_ordered=True)
+    shop.harness.advance("5m")
+
+    page = shop.page("/groups", name="shipping")
+
+    assert "1 in flight: received by POP and not acknowledged" in page.text
+    assert "5m time for which a member has the oldest of them" in page.text
+    assert "2 messages that wait for earlier ones of their order" in page.text
+    assert "0 receives wait for messages; 0 deliveries expired since the start of the broker." in page.text
+    row = page.text.partition("Blocks")[2].partition("Progress")[0].split()
+    assert row[:2] == [received.message.msg_id, "parcel-0"]
+    assert " ".join(row[2:5]) == "parcels this process"
+    assert row[-3:] == ["1", "berlin", "2"]
+    assert shop.page(page.link(received.message.msg_id)).status == 200
+
+
+def test_the_page_of_a_group_that_pulls_shows_nothing_in_flight(shop: Shop) -> None:
+    assert "in flight" not in shop.page("/groups", name="billing").text.lower()

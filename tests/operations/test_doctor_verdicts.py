@@ -12,6 +12,7 @@ from stat import S_ISREG
 
 import pytest
 
+from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -21,6 +22,7 @@ from mqtemplate.operations.doctor import FolderReport, Verdict, examine
 from mqtemplate.pending import PendingQuery
 from mqtemplate.record.layout import CHECK_SIZE
 from mqtemplate.results import TransactionState
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.broker_server import BrokerServer
 from tests.operations.test_doctor import copied
 from tests.thirds import THIRDS
@@ -51,9 +53,21 @@ def fill(broker: EmbeddedBroker, server: BrokerServer[EmbeddedBroker]) -> None:
     broker.groups.commit_offset("billing", QUEUE, 3)
     server.groups.ensure("billing")
     server.name_server.entries.put("ORDER_TOPIC_CONFIG", "orders", "broker-a:4")
+    pop_orders(broker)
     for _ in range(3):
         for service in broker.services():
             service.step()
+
+
+def pop_orders(broker: EmbeddedBroker) -> None:
+    """Receive and acknowledge messages by POP, before and after a snapshot of the progress."""
+    broker.pop.join(ConsumerSpec(group="shipping", subscriptions={"orders": TagSelector()}))
+    for is_ordered in (False, True, False):
+        received = broker.pop.receive("shipping", "orders", 8, 60_000, 0, None, is_ordered=is_ordered)
+        for each in received[::2]:
+            broker.pop.ack("shipping", "orders", each.receipt)
+        broker.engine.pop.journal.save()
+    broker.pop.ack("shipping", "orders", received[1].receipt)
 
 
 @pytest.fixture(scope="module")
@@ -185,6 +199,7 @@ FILES = [
     "consumequeue/orders/0/last",
     "consumequeue/rmq_sys_wheel_timer/0/first",
     "consumequeue/SCHEDULE_TOPIC_XXXX/8/first",
+    "consumequeue/rmq_sys_POP_PROGRESS/0/first",
     "index/first",
     "timerwheel",
     "timerlog/first",
@@ -197,6 +212,7 @@ FILES = [
     "config/kvConfig.json",
     "config/sendSequences.json",
     "config/groupActivity.json",
+    "config/popProgress.json",
 ]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from mqtemplate.broker import ConsumerSpec
-from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.errors import MessageError, StoreLockedError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations import (
@@ -23,7 +24,8 @@ from mqtemplate.operations import (
 )
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
-from tests.operations.brokers import access_of, create_dead_letters, fill, server
+from mqtemplate.server import BrokerServerSettings, LocalCluster
+from tests.operations.brokers import access_of, create_dead_letters, fill, free_address, server
 
 # --- topics -------------------------------------------------------------------------------------
 
@@ -193,3 +195,47 @@ def test_reading_a_directory_delivers_and_changes_nothing(tmp_path: Path) -> Non
         access.admin.groups()
 
         assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == files
+
+
+# --- messages in flight by POP --------------------------------------------------------------------
+
+
+def pop_orders(broker: EmbeddedBroker) -> str:
+    """Let the group shipping receive an order by POP, before another one of the same key. Return its message id."""
+    broker.pop.join(ConsumerSpec(group="shipping", subscriptions={"orders": TagSelector()}))
+    for _ in range(2):
+        broker.sends.send(Message("orders", b"x", {"KEYS": "4466", "__SHARDINGKEY": "a"}), broker.queues("orders")[0])
+    [received] = broker.pop.receive("shipping", "orders", 1, 600_000, 10_000, None, is_ordered=True)
+    broker.pop.receive("shipping", "orders", 1, 600_000, 0, None, is_ordered=True)
+    return received.message.msg_id
+
+
+@pytest.mark.parametrize("kind", ["memory", "folder", "server"])
+def test_messages_in_flight_are_listed_with_their_member_and_their_times(kind: str, tmp_path: Path) -> None:
+    """A broker that was opened later does not know the member."""
+    with ExitStack() as stack:
+        path = None if kind == "memory" else tmp_path / "store"
+        address = free_address()
+        owner = EmbeddedBroker(path, EmbeddedSettings(listen_host=address))
+        if kind == "server":
+            stack.enter_context(LocalCluster(owner, BrokerServerSettings(listen=address)))
+            admin = stack.enter_context(RemoteBroker(RemoteSettings(name_servers=(str(address),)))).admin()
+        else:
+            stack.enter_context(owner)
+            admin = owner.admin()
+        owner.create_topic("orders", 1)
+        msg_id = pop_orders(owner)
+        if kind == "folder":
+            owner.close()
+            admin = stack.enter_context(StoreAccess(tmp_path / "store")).admin
+
+        found, none = admin.deliveries("shipping"), admin.deliveries("billing")
+
+    assert found is not None
+    [message] = found.messages
+    assert (found.in_flight, found.waiting, found.expired, found.held) == (1, 1, 0, 0)
+    assert (message.msg_id, message.keys, message.topic, message.queue.topic) == (msg_id, "4466", "orders", "orders")
+    assert message.client == ("" if kind == "folder" else "this process")
+    assert message.until_ms - message.since_ms == 600_000
+    assert (message.message_group, message.blocked, message.attempt) == ("a", 1, 1)
+    assert none is None

@@ -17,6 +17,7 @@ from mqtemplate.broker import (
     ConsumerGroups,
     ConsumerSpec,
     DelayedMessages,
+    GroupDeliveries,
     GroupInfo,
     GroupSubscription,
     Member,
@@ -54,7 +55,6 @@ from mqtemplate.errors import (
     BrokerError,
     CorruptRecordError,
     InvalidReceiptHandleError,
-    ListenerError,
     MessageError,
     MQTemplateError,
     UnsupportedError,
@@ -72,6 +72,8 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_applicati
 _T = TypeVar("_T")
 _GROUPS_FILE = "config/subscriptionGroup.json"
 _TO_DEAD_LETTERS = -1  # as a delay level
+_THIS_PROCESS = "this process"
+"""Address of a listener in the process of the broker."""
 _COPY_MS = 60_000
 _FLUSH_S = 10
 
@@ -164,7 +166,7 @@ class EmbeddedBroker(Broker):
     def store_health(self) -> StoreHealth:
         flush = self.store.group_commit
         refusal = self.store.cleaning.why_refused
-        error = refusal if flush.error is None else str(flush.error)
+        error = self.engine.pop.journal.error or refusal if flush.error is None else str(flush.error)
         return StoreHealth(error, self.store.end_offset - flush.flushed, self.store.disk.space(), refusal)
 
     def retention_holds(self) -> Sequence[RetentionHold]:
@@ -257,17 +259,13 @@ class EmbeddedPop(PopConsumers):
                 f"group {spec.group!r} cannot start at a time by POP; start it at the first or the last message, then "
                 f"move it: mqtemplate offsets reset {spec.group} TOPIC --to TIME"
             )
-        if self._engine.groups.local.has_members(spec.group):
-            raise ListenerError(
-                f"group {spec.group!r} has a member in this process that pulls; the members of a group have one "
-                "request mode, since both would handle each message. Give the second listener a group of its own"
-            )
         member = _PopMember(self, spec)
         with self._lock:
-            members = self._members.setdefault(spec.group, [])
+            members = self._members.get(spec.group, [])
             for other in members:
                 check_same_group(other.spec, spec)
-            members.append(member)
+            self._engine.groups.local.join_pop(spec.group)
+            self._members.setdefault(spec.group, []).append(member)
         for topic in spec.subscriptions:
             self._engine.routes.queues(topic)  # creates it
         return member
@@ -280,6 +278,7 @@ class EmbeddedPop(PopConsumers):
             if member not in members:
                 return
             members.remove(member)
+            self._engine.groups.local.leave_pop(group)
             is_last = not members
             if is_last:
                 del self._members[group]
@@ -324,6 +323,7 @@ class EmbeddedPop(PopConsumers):
             attempt_id=attempt_id,
             from_last=specs[0].consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET,
             max_attempts=specs[0].max_reconsume_times + 1,
+            client=_THIS_PROCESS,
             session=_session_of(group) if auto_renew else "",
         )
         return [self._received(popped) for popped in self._pop(request, wait_ms).messages]
@@ -543,7 +543,7 @@ class EmbeddedAdmin(BrokerAdmin):
         subscriptions = {topic: selector for _, spec in specs for topic, selector in spec.subscriptions.items()}
         return GroupInfo(
             name,
-            members=tuple(Member(client_id, "this process", "PYTHON") for client_id, _ in specs),
+            members=tuple(Member(client_id, _THIS_PROCESS, "PYTHON") for client_id, _ in specs),
             subscriptions=tuple(_subscription(topic, subscriptions[topic]) for topic in sorted(subscriptions)),
             progress=tuple(self._progress(name, {*subscriptions, RETRY_TOPIC_PREFIX + name})),
             message_model=specs[0][1].message_model.value if specs else None,
@@ -574,6 +574,9 @@ class EmbeddedAdmin(BrokerAdmin):
             )
         for queue, queue_offset in offsets.items():
             self._engine.groups.reset_offset(group, queue, queue_offset)
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        return self._engine.pop.deliveries(group)
 
     def forget_group(self, group: str) -> None:
         groups = self._engine.groups

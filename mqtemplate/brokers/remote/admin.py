@@ -6,10 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from mqtemplate.broker import (
+    MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
     ConsumerGroups,
+    GroupDeliveries,
     GroupInfo,
     GroupSubscription,
+    InFlightMessage,
     Member,
     QueueProgress,
     QueueSpan,
@@ -22,6 +25,7 @@ from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs
 from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.protocol.bodies import group as bodies
+from mqtemplate.remoting.protocol.bodies import own_requests as own
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import TopicConfigSerializeWrapper, TopicStatsTable
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -40,6 +44,7 @@ _NO_MEMBERS = (
     ResponseCode.SYSTEM_ERROR,  # 4.x, for a group without members
 )
 _NO_GROUP = (ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
+_NO_REQUEST = (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 _END = -1
 
 Body = TypeVar("Body", bound=JsonBody)
@@ -169,6 +174,60 @@ class RemoteAdmin(BrokerAdmin):
             for queue, each in stats.offset_table.items()
         ]
         return sorted(progress, key=lambda each: each.queue)
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        """Return the messages of our servers. Brokers of RocketMQ tell only how many messages are in flight."""
+        found = [each for name, address in self._masters().items() if (each := self._of(name, address, group))]
+        if not found:
+            return None
+        messages = sorted((message for each in found for message in each.messages), key=lambda each: each.since_ms)
+        expired = [each.expired for each in found if each.expired is not None]
+        held = [each.held for each in found if each.held is not None]
+        return GroupDeliveries(
+            sum(each.in_flight for each in found),
+            tuple(messages[:MAX_IN_FLIGHT_SHOWN]),
+            sum(each.waiting for each in found),
+            sum(expired) if expired else None,
+            sum(held) if held else None,
+        )
+
+    def _of(self, broker_name: str, address: str, group: str) -> GroupDeliveries | None:
+        wrapped, operation = self._names.wrap(group), f"read the deliveries of {group!r}"
+        header = own.GetGroupDeliveriesRequestHeader(consumer_group=wrapped)
+        request = RemotingCommand.request(RequestCode.GET_GROUP_DELIVERIES, header)
+        response = self._context.call(address, request, operation, accept=_NO_REQUEST)
+        if response.code == ResponseCode.SUCCESS:
+            return self._our_deliveries(broker_name, own.GroupDeliveriesData.decode(response.body))
+        stats = headers.GetConsumeStatsRequestHeader(consumer_group=wrapped)
+        request = RemotingCommand.request(RequestCode.GET_CONSUME_STATS, stats)
+        response = self._context.call(address, request, operation, accept=_NO_GROUP)
+        if response.code != ResponseCode.SUCCESS or not response.body:
+            return None
+        table = bodies.ConsumeStats.decode(response.body).offset_table
+        in_flight = sum(max(0, (each.pull_offset or 0) - each.consumer_offset) for each in table.values())
+        return GroupDeliveries(in_flight) if in_flight else None
+
+    def _our_deliveries(self, broker_name: str, data: own.GroupDeliveriesData) -> GroupDeliveries | None:
+        if not data.reads_by_pop:
+            return None
+        messages = tuple(
+            InFlightMessage(
+                self._names.unwrap_queue(MessageQueue(each.stored_topic, broker_name, each.queue_id)),
+                each.queue_offset,
+                self._names.unwrap(each.topic),
+                each.msg_id,
+                each.keys,
+                each.client,
+                each.since,
+                each.until,
+                each.is_renewed,
+                each.attempt,
+                each.message_group,
+                each.blocked,
+            )
+            for each in data.messages
+        )
+        return GroupDeliveries(data.in_flight, messages, data.waiting, data.expired, data.held)
 
     # --- offsets -------------------------------------------------------------------------------
 

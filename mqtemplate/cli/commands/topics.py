@@ -23,7 +23,7 @@ from mqtemplate.cli.output import Columns, Shown
 from mqtemplate.converters.readable import span_text, time_text
 
 if TYPE_CHECKING:
-    from mqtemplate.broker import GroupInfo, TopicInfo
+    from mqtemplate.broker import GroupDeliveries, GroupInfo, TopicInfo
     from mqtemplate.operations import BrokerAccess, OffsetChange, OffsetTarget
     from mqtemplate.operations.changes import Change
 
@@ -62,6 +62,21 @@ _PROGRESS_COLUMNS: Columns = {
     "END": "max_offset",
     "LAG": "lag",
     "LAST CONSUMED": lambda record: time_text(record["last_consumed_ms"]),
+}
+_IN_FLIGHT = (
+    *("topic", "msg_id", "keys", "client", "since_ms", "until_ms", "is_renewed", "attempt", "message_group", "blocked"),
+    *("queue.broker_name", "queue.queue_id", "queue_offset"),
+)
+_IN_FLIGHT_COLUMNS: Columns = {
+    "IN FLIGHT": lambda record: record["msg_id"] or f"queue {record['queue_id']} offset {record['queue_offset']}",
+    "TOPIC": "topic",
+    "KEYS": "keys",
+    "HELD BY": lambda record: record["client"] or "unknown",
+    "SINCE": lambda record: time_text(record["since_ms"]),
+    "UNTIL": lambda record: time_text(record["until_ms"]) + (" at most" if record["is_renewed"] else ""),
+    "ATTEMPT": "attempt",
+    "ORDER": lambda record: record["message_group"] or "",
+    "BLOCKS": lambda record: record["blocked"] or "",
 }
 _CHANGE_COLUMNS: Columns = {
     "TOPIC": "topic",
@@ -237,6 +252,9 @@ def groups(
 ) -> None:
     """List consumer groups with their lag, or members, subscriptions and queues of one group.
 
+    For a group that receives by POP, one group also shows the messages that members have: since when, until when they
+    are invisible to others, and how many messages of the same order each one blocks.
+
     BEHIND is the age of the oldest message that the group has not consumed. Groups of schedules are not listed: see
     'mqtemplate schedules ls'.
     """
@@ -252,7 +270,8 @@ def groups(
 
 
 def _show_group(call: CommandCall, group: GroupInfo, access: BrokerAccess) -> None:
-    record = _group_record(group, access)
+    deliveries = access.admin.deliveries(group.name)
+    record = _group_record(group, access) | {"deliveries": _deliveries_record(deliveries)}
     if call.as_json:
         call.output.document(record)
         return
@@ -268,6 +287,32 @@ def _show_group(call: CommandCall, group: GroupInfo, access: BrokerAccess) -> No
         columns = {"SUBSCRIPTION": "topic", "TYPE": "expression_type", "EXPRESSION": "expression"}
         out.table(record["subscriptions"], columns, "no subscriptions")
     out.table(record["progress"], _PROGRESS_COLUMNS, "no offsets")
+    if deliveries is not None:
+        _show_deliveries(call, deliveries, access.broker.clock.now_ms())
+
+
+def _show_deliveries(call: CommandCall, deliveries: GroupDeliveries, now_ms: int) -> None:
+    """Print the messages of a group that members have received by POP."""
+    text = f"{deliveries.in_flight} in flight"
+    if deliveries.messages:
+        text += f", the oldest for {span_text(max(0, now_ms - deliveries.messages[0].since_ms))}"
+    if deliveries.waiting:
+        text += f"; {deliveries.waiting} wait for their order"
+    if deliveries.held is not None:
+        text += (
+            f"; {deliveries.held} receives wait for messages; {deliveries.expired} deliveries expired since the start"
+        )
+    call.output.line(text)
+    if deliveries.messages:
+        records = [record_of(each, *_IN_FLIGHT) for each in deliveries.messages]
+        call.output.table(records, _IN_FLIGHT_COLUMNS, "none")
+
+
+def _deliveries_record(deliveries: GroupDeliveries | None) -> dict[str, Any] | None:
+    if deliveries is None:
+        return None
+    messages = [record_of(each, *_IN_FLIGHT) for each in deliveries.messages]
+    return {**record_of(deliveries, "in_flight", "waiting", "expired", "held"), "messages": messages}
 
 
 def _group_record(group: GroupInfo, access: BrokerAccess) -> dict[str, Any]:

@@ -7,27 +7,41 @@ over, not seconds later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from random import Random
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from mqtemplate.engine.pop.holds import HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop_queue import MAX_WAITING, Delivery, PopQueue, Waiting
-from mqtemplate.engine.pop.progress import PopProgress, QueueSpans, TrackedQueue
-from mqtemplate.engine.pop.receipt_handle import ORDERED_REVIVE_QUEUE, ReceiptHandle, retry_topic_v1
+from mqtemplate.engine.pop.progress import PopProgress, QueueKey, QueueSpans, TrackedQueue
+from mqtemplate.engine.pop.receipt_handle import (
+    NORMAL_TOPIC,
+    ORDERED_REVIVE_QUEUE,
+    RETRY_V1,
+    RETRY_V2,
+    ReceiptHandle,
+    retry_topic_v1,
+    retry_topic_v2,
+)
 from mqtemplate.engine.pop.requests import PopBatch, PoppedMessage, PopRequest, RecordReader, bounded
-from mqtemplate.errors import MessageError, StoreError
+from mqtemplate.errors import DestinationError, MessageError, StoreError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import MessageQueue, Property, offset_msg_id
 from mqtemplate.record.codec import RecordDraft, StoredRecord, unpack_host
+from mqtemplate.record.dead_letter import expired_properties
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import SHARDING_KEY, TAGS, decode_properties, encode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.tables import TopicTable
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 MAX_RENEWED_MS = 3 * 3_600_000
 """A session renews a delivery for this time. Source: ``ProxyConfig.renewMaxTimeMillis``."""
+_RETRY_FIRST = 0.2
+"""Share of pops that read the retry topic before the queues. Source: ``BrokerConfig.popFromRetryProbability``."""
 _MAX_PER_STEP = 128
 _AFTER_ERROR_MS = 1_000
 _MAX_RECONSUME_TIMES = 2**31 - 1
@@ -43,6 +57,70 @@ class PopTarget(NamedTuple):
     topic: str
     queue_id: int
     topic_type: int
+
+
+class _ReadTopic(NamedTuple):
+    """Settings of a topic for pops: the number of its queues, and True if the queues are priorities."""
+
+    queue_count: int
+    has_priorities: bool
+
+
+class TargetOrder:
+    """Chooses the queues that a pop reads, and their order."""
+
+    def __init__(self, topics: TopicTable, progress: PopProgress, random: Random) -> None:
+        self._topics = topics
+        self._progress = progress
+        self._random = random
+        self._topics_read: tuple[object, dict[str, _ReadTopic]] = (None, {})
+
+    def of(self, request: PopRequest) -> list[PopTarget]:
+        """Return the queues in the order of this pop: from a random one on, and the retry topics first or last.
+
+        With priorities, the last queue is the first one, and the retry topics are last: lower queues wait while higher
+        ones have messages. Source: ``PopMessageProcessor.processRequest``, ``BrokerConfig.priorityOrderAsc``.
+        """
+        topic, group, (count, has_priorities) = request.topic, request.group, self._read_topic(request.topic)
+        has_priorities = has_priorities and not request.is_ordered
+        if has_priorities:
+            has_priorities = self._random.randrange(100) < request.priority_factor
+        if count == 0:
+            raise DestinationError(f"topic {topic!r} does not exist; create it, or send a message to it first")
+        if request.queue_id >= count:
+            raise DestinationError(f"topic {topic!r} has queues 0..{count - 1}, got {request.queue_id}")
+        if request.queue_id >= 0:
+            queues = [PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
+        elif has_priorities:
+            queues = [PopTarget(topic, number, NORMAL_TOPIC) for number in reversed(range(count))]
+        else:
+            start = self._random.randrange(count)
+            queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
+        if request.is_ordered:
+            if request.attempt_id:  # the messages of a repeated pop come first
+                attempt_id = bounded(request.attempt_id)
+                queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
+            return queues
+        names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
+        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_topic(name)[0])]
+        if not has_priorities and self._random.random() < _RETRY_FIRST:
+            return [*retries, *queues]
+        return [*queues, *retries]
+
+    def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
+        tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
+        return tracked is not None and tracked.state.has_attempt(attempt_id)
+
+    def _read_topic(self, topic: str) -> _ReadTopic:
+        state, topics = self._topics_read
+        if state is not self._topics.state:
+            state, topics = self._topics_read = (self._topics.state, {})
+        found = topics.get(topic)
+        if found is None:
+            config = self._topics.config(topic) or {}
+            has_priorities = (config.get("attributes") or {}).get("message.type") == "PRIORITY"
+            found = topics[topic] = _ReadTopic(int(config.get("readQueueNums", 0)), has_priorities)
+        return found
 
 
 class Deliverer:
@@ -66,7 +144,7 @@ class Deliverer:
 
     def deliver(self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, batch: PopBatch) -> bool:
         """Deliver messages of one queue. Return True if it may have more that were not looked at."""
-        self._progress.begin(tracked, from_last=request.from_last)
+        self._progress.begin(tracked, self._clock.now_ms(), from_last=request.from_last)
         state = tracked.state
         state.limit_attempts(request.max_attempts)
         room = min(batch.room, self._max_in_flight - len(state.in_flight))
@@ -80,16 +158,20 @@ class Deliverer:
         return is_cut and next_offset < self._spans.max_offset(tracked.queue)
 
     def _delivery(self, request: PopRequest, pop_ms: int) -> Delivery:
-        """Return the delivery of a pop."""
-        visible_ms = pop_ms + (MAX_RENEWED_MS if request.session else request.invisible_ms)
-        return Delivery(pop_ms, visible_ms, bounded(request.session), attempt_id=bounded(request.attempt_id))
+        """Return the delivery of a pop at this moment. *pop_ms* may be later, since it identifies the delivery."""
+        now_ms, session = self._clock.now_ms(), bounded(request.session)
+        visible_ms = now_ms + (MAX_RENEWED_MS if request.session else request.invisible_ms)
+        client = bounded(request.client) or session
+        return Delivery(
+            pop_ms, visible_ms, session, attempt_id=bounded(request.attempt_id), client=client, since_ms=now_ms
+        )
 
     def _pop_unordered(
         self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages in any order. Return the next queue offset to read."""
         state, now_ms = tracked.state, self._clock.now_ms()
-        pop_ms = now_ms
+        pop_ms = max(now_ms, state.least_pop_ms)
         found: list[tuple[int, StoredRecord, int]] = []
         for queue_offset in state.deliverable(room, is_ordered=False):
             _, earlier, last_pop_ms = state.waiting[queue_offset]
@@ -131,7 +213,8 @@ class Deliverer:
         self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages whose message groups have no unacknowledged ones. Return the next queue offset to read."""
-        state, pop_ms = tracked.state, self._clock.now_ms()
+        state = tracked.state
+        pop_ms = max(self._clock.now_ms(), state.least_pop_ms)
         found: list[tuple[int, str, int, StoredRecord]] = []
         repeated = state.same_attempt(bounded(request.attempt_id))
         for queue_offset in repeated or state.deliverable(room, is_ordered=True):
@@ -198,8 +281,13 @@ class Deliverer:
 class MakeDeadLetter(Protocol):
     """Function that creates a dead letter."""
 
-    def __call__(self, record: StoredRecord, group: str) -> RecordDraft:
+    def __call__(
+        self, record: StoredRecord, group: str, properties: Mapping[str, str] = MappingProxyType({})
+    ) -> RecordDraft:
         """Return the copy of a record for the dead-letter topic of *group*, which exists then.
+
+        Args:
+            properties: Added to the copy, if they have room.
 
         Raises:
             MessageError: The copy is not a valid message.
@@ -280,7 +368,7 @@ class Reviver:
         with tracked.lock:
             state = tracked.state
             if self._progress.is_forgotten(tracked):
-                state.reset(state.base)
+                state.reset(state.base, now_ms)
             due = state.take_due(now_ms, _MAX_PER_STEP)
             for queue_offset, delivery in due:
                 try:
@@ -327,7 +415,9 @@ class Reviver:
         attempts = record.reconsume_times + delivery.attempts
         if attempts >= tracked.state.max_attempts:
             self._dead_lettered.add()
-            return self._make_dead_letter(record, group)
+            before, now_ms = decode_properties(record.properties_bytes), self._store.clock.now_ms()
+            cause = expired_properties(before, record.reconsume_times, attempts, now_ms)
+            return self._make_dead_letter(record, group, cause)
         draft = retry_draft(record, topic, group, attempts, delivery.pop_ms)
         self._create_topic(draft.topic, 1)
         return draft

@@ -129,6 +129,12 @@ class HeldPops:
         elif (found := self._watches.get(key.topic)) is not None:
             found[0].arrivals += 1
 
+    def all_changed(self) -> None:
+        """Note that all pops may find messages now."""
+        with self._lock:
+            self._ready.update(self._held)
+        self._wake()
+
     # --- pops ----------------------------------------------------------------------------------
 
     def add(self, held: HeldPop, arrivals: int) -> bool:
@@ -174,6 +180,11 @@ class HeldPops:
                 each_held = (each for pops in self._held.values() for each in pops.values())
                 self._deadlines = sorted((each.deadline_ms, each.number, each) for each in each_held)
         return callback
+
+    def count_of(self, group: str) -> int:
+        """Return the number of pops of a group that wait."""
+        with self._lock:
+            return sum(len(waiting) for key, waiting in self._held.items() if key.group == group)
 
     def take_ready(self) -> list[HoldKey]:
         """Return the keys whose pops may find messages."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -33,6 +34,8 @@ _SNAPSHOT_MS = 60_000
 _MAX_BODY_BYTES = 64 << 10
 _MAX_MERGED = 500
 _UNITS_PER_PAGE = 1_024
+_BYTES_PER_BODY = 100
+"""About the memory of an object, beside its bytes."""
 _dumps = json.JSONEncoder(separators=(",", ":")).encode  # ASCII: texts of clients may have no UTF-8
 
 
@@ -45,13 +48,17 @@ class PopJournal:
     - If the snapshot is damaged, the whole journal is repeated. If the start of the journal was deleted as well, groups
       continue at their committed offsets, and get messages again that they acknowledged after those.
 
+    Args:
+        max_unwritten_bytes: Size of the events that wait in memory while the store refuses them. Above it, `check`
+            raises an error, and no delivery starts or changes.
+
     Attributes:
         snapshots: Service that writes the snapshot a minute after a change.
     """
 
     name = "broker.pop_journal"
 
-    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
+    def __init__(self, store: MessageStore, topics: TopicTable, max_unwritten_bytes: int = 4 << 20) -> None:
         self._store = store
         self._topics = topics
         self._lock = threading.Lock()
@@ -59,7 +66,11 @@ class PopJournal:
         self._snapshot_lock = threading.Lock()
         self._events: dict[QueueKey, list[Event]] = {}
         self._callbacks: list[WhenDurable] = []
-        self._unwritten: list[bytes] = []  # bodies that the store refused
+        self._unwritten: deque[bytes] = deque()  # bodies that the store refused
+        self._unwritten_bytes = 0
+        self._max_unwritten_bytes = max_unwritten_bytes
+        self._error: StoreError | None = None
+        self._on_written: Callable[[], None] = lambda: None
         self._end = 0
         self._is_loading = False
         self._has_topic = False
@@ -67,6 +78,7 @@ class PopJournal:
         self._progress: PopProgress | None = None
         self._wake: Callable[[], None] = lambda: None
         self.snapshots = AfterChangeService("broker.pop_snapshot", self.save, store.clock, _SNAPSHOT_MS)
+        store.metrics.gauge("pop.unwritten_bytes", lambda: self._unwritten_bytes)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -106,19 +118,26 @@ class PopJournal:
             with self._lock:
                 events, self._events = self._events, {}
                 callbacks, self._callbacks = self._callbacks, []
-            self._unwritten += self._bodies_of(events)
+            error: StoreError | None = None
+            was_refused = self._error is not None
+            self._add_unwritten(self._bodies_of(events))
             try:
                 self._append_unwritten()
             except StoreError as exc:
-                error: StoreError | None = exc
-            else:
-                error = None
-            end = self._end
+                error = exc
+            self._error, end = error, self._end
         if error is not None:
             _call(callbacks, error)
             raise error
+        if was_refused:
+            _log.info("pop.progress_written", reason="the store accepts the progress of POP again")
+            self._on_written()
         if callbacks:
             self._store.confirm_async(end, (), lambda failed: _call(callbacks, failed))
+
+    def _add_unwritten(self, bodies: list[bytes]) -> None:
+        self._unwritten += bodies
+        self._unwritten_bytes += sum(map(len, bodies)) + _BYTES_PER_BODY * len(bodies)
 
     def write_events(self) -> None:
         """Append all events so far, without waiting for the flush: a kill of the process does not lose them.
@@ -132,7 +151,30 @@ class PopJournal:
     def _append_unwritten(self) -> None:
         while self._unwritten:
             self._end = self._store.put(self._draft(self._unwritten[0]), though_full=True).end
-            del self._unwritten[0]
+            self._unwritten_bytes -= len(self._unwritten.popleft()) + _BYTES_PER_BODY
+
+    @property
+    def error(self) -> str | None:
+        """Why the progress is not written at the moment; None if it is."""
+        error = self._error
+        return None if error is None else f"{self._unwritten_bytes} bytes of POP progress are not written: {error}"
+
+    def check(self) -> None:
+        """Check that a delivery may start or change: too many events may wait for the store already.
+
+        Raises:
+            StoreError: They do. Acknowledgements are still noted: there are no more of them than deliveries.
+        """
+        if self._unwritten_bytes >= self._max_unwritten_bytes:
+            raise StoreError(
+                f"no message is delivered by POP: {self._unwritten_bytes} bytes of progress wait for the store, "
+                f"allowed are {self._max_unwritten_bytes} (pop-unwritten-max-bytes). The store refuses them: "
+                f"{self._error}; deliveries continue when it accepts them"
+            )
+
+    def on_written(self, written: Callable[[], None]) -> None:
+        """Call *written* when the store accepts the progress again after it refused it."""
+        self._on_written = written
 
     def _draft(self, body: bytes) -> RecordDraft:
         if not self._has_topic:
@@ -154,7 +196,7 @@ class PopJournal:
         with self._write_lock:
             with self._lock:
                 events, self._events = self._events, {}
-            self._unwritten += self._bodies_of(events)
+            self._add_unwritten(self._bodies_of(events))
             self._append_unwritten()  # earlier events of the queue come first
             (done,) = self._bodies_of({key: [["D", queue_offset]]})
             self._end = self._store.put(Drafts([copy, self._draft(done)])).end
@@ -192,7 +234,8 @@ class PopJournal:
                     with tracked.lock:
                         queues.append([*tracked.key, tracked.state.snapshot()])
                 self._store.flush()  # the snapshot must not be ahead of the messages
-                table = {"journalOffset": first, "queues": queues}
+                least_pop_ms = self._progress.least_pop_ms
+                table = {"journalOffset": first, "leastPopMs": least_pop_ms, "queues": queues}
                 self._store.store_files.write_bytes(SNAPSHOT_FILE, _dumps(table).encode())
             except BaseException:
                 self._is_newer = True
@@ -233,6 +276,7 @@ class PopJournal:
             if not table:
                 return None
             with format_errors(SNAPSHOT_FILE):
+                progress.least_pop_ms = int(table.get("leastPopMs", 0))
                 self._apply(progress, table["queues"])
                 return int(table["journalOffset"])
         except StoreFormatError as exc:
@@ -261,7 +305,8 @@ class PopJournal:
             key = QueueKey(str(group), str(topic), int(queue_id))
             check_names("topic", [key.topic])
             for event in events:
-                if event == [FORGOTTEN]:
+                if event[:1] == [FORGOTTEN]:
+                    progress.least_pop_ms = max(progress.least_pop_ms, *map(int, event[1:] or (0,)))
                     progress.drop(key)
                 else:
                     progress.restore(key).apply(event)

@@ -5,18 +5,16 @@ A group has no assignment of queues: each pop takes messages from any queue, and
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Sequence
+from random import Random
 
-from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver
+from mqtemplate.broker import MAX_IN_FLIGHT_SHOWN, GroupDeliveries
+from mqtemplate.engine.pop.deliveries import MAX_RENEWED_MS, Deliverer, MakeDeadLetter, PopTarget, Reviver, TargetOrder
 from mqtemplate.engine.pop.holds import HeldPop, HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal, WhenDurable
 from mqtemplate.engine.pop.pop_queue import AckResult, Delivery
 from mqtemplate.engine.pop.progress import PopProgress, QueueKey, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import (
-    NORMAL_TOPIC,
-    RETRY_V1,
-    RETRY_V2,
     ReceiptHandle,
     retry_topic_v1,
     retry_topic_v2,
@@ -30,7 +28,7 @@ from mqtemplate.engine.pop.requests import (
     RecordReader,
     bounded,
 )
-from mqtemplate.errors import DestinationError
+from mqtemplate.errors import DestinationError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.services import Service, wall_time
@@ -51,8 +49,6 @@ __all__ = [
 
 _log = get_logger("mqtemplate.broker")
 
-_RETRY_FIRST = 0.2
-"""Share of pops that read the retry topic before the queues. Source: ``BrokerConfig.popFromRetryProbability``."""
 _SESSION_ENDED_MS = 1_000
 _RESTORED_SESSION_MS = 120_000
 """Time that a session of an earlier run has to use the broker again: the expiry of clients."""
@@ -103,12 +99,12 @@ class PopService:
         self._store = store
         self._clock = store.clock
         self._topics = topics
+        self._offsets = offsets
         self._spans = spans
         self._broker_name = broker_name
         self._make_dead_letter = make_dead_letter
         self._max_in_flight = max_in_flight
         self._check_open = check_open
-        self._random = random.Random(0) if store.clock.is_virtual else random.Random()
         log = LimitedLog(_log, store.clock.steady_ms)
         self.journal = journal
         self._progress = PopProgress(offsets, spans, broker_name, journal.note)
@@ -118,14 +114,17 @@ class PopService:
         self._reviver = Reviver(
             *(store, self._progress, journal, self._reader, self._holds, create_topic, make_dead_letter, log)
         )
+        journal.on_written(self._holds.all_changed)
+        self._targets = TargetOrder(topics, self._progress, Random(0) if store.clock.is_virtual else Random())
         self._sessions: dict[str, set[TrackedQueue]] = {}
         self._restored_sessions: set[str] = set()
-        self._read_counts: tuple[object, dict[str, int]] = (None, {})
         metrics = store.metrics
         self._popped = metrics.counter("pop.popped")
         self._acked = metrics.counter("pop.acked")
         metrics.gauge("pop.in_flight", lambda: sum(len(tracked.state.in_flight) for tracked in self._progress))
         metrics.gauge("pop.held", lambda: len(self._holds))
+        metrics.gauge("pop.waiting", lambda: sum(len(tracked.state.waiting) for tracked in self._progress))
+        metrics.gauge("pop.oldest_ms", lambda: self._progress.oldest_ms(self._clock.now_ms()))
 
     def load(self, crash_ms: int | None = None) -> None:
         """Restore the progress of an earlier run, after the store was loaded.
@@ -160,13 +159,15 @@ class PopService:
 
         Raises:
             DestinationError: The topic does not exist, or has no such queue.
+            StoreError: Too much progress of groups is not written; see `PopJournal.check`.
         """
         return self._pop(request)[0]
 
     def _pop(self, request: PopRequest) -> tuple[PopResult, bool]:
         """Return the result, and True if another pop may find messages at once."""
         self._check_open()
-        targets = self._targets(request)
+        self.journal.check()
+        targets = self._targets.of(request)
         batch = PopBatch(request)
         busy: list[tuple[TrackedQueue, PopTarget]] = []
         if self._restored_sessions:
@@ -192,41 +193,6 @@ class PopService:
         if batch.messages:  # a delivery that a kill could lose would be repeated before its time, and not counted
             self.journal.write_events()
         return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
-
-    def _targets(self, request: PopRequest) -> list[PopTarget]:
-        """Return the queues in the order of this pop: from a random one on, and the retry topics first or last."""
-        topic, group, count = request.topic, request.group, self._read_count(request.topic)
-        if count == 0:
-            raise DestinationError(f"topic {topic!r} does not exist; create it, or send a message to it first")
-        if request.queue_id >= count:
-            raise DestinationError(f"topic {topic!r} has queues 0..{count - 1}, got {request.queue_id}")
-        if request.queue_id >= 0:
-            queues = [PopTarget(topic, request.queue_id, NORMAL_TOPIC)]
-        else:
-            start = self._random.randrange(count)
-            queues = [PopTarget(topic, (start + number) % count, NORMAL_TOPIC) for number in range(count)]
-        if request.is_ordered:
-            if request.attempt_id:  # the messages of a repeated pop come first
-                attempt_id = bounded(request.attempt_id)
-                queues.sort(key=lambda target: not self._has_attempt(group, target, attempt_id))
-            return queues
-        names = ((retry_topic_v1(topic, group), RETRY_V1), (retry_topic_v2(topic, group), RETRY_V2))
-        retries = [PopTarget(name, each, kind) for name, kind in names for each in range(self._read_count(name))]
-        return [*retries, *queues] if self._random.random() < _RETRY_FIRST else [*queues, *retries]
-
-    def _has_attempt(self, group: str, target: PopTarget, attempt_id: str) -> bool:
-        tracked = self._progress.find(QueueKey(group, target.topic, target.queue_id))
-        return tracked is not None and tracked.state.has_attempt(attempt_id)
-
-    def _read_count(self, topic: str) -> int:
-        state, counts = self._read_counts
-        if state is not self._topics.state:
-            state, counts = self._read_counts = (self._topics.state, {})
-        count = counts.get(topic)
-        if count is None:
-            config = self._topics.config(topic)
-            count = counts[topic] = 0 if config is None else int(config.get("readQueueNums", 0))
-        return count
 
     def _track(self, request: PopRequest, target: PopTarget) -> TrackedQueue:
         key = QueueKey(request.group, target.topic, target.queue_id)
@@ -255,7 +221,7 @@ class PopService:
                 the thread that steps this service. It may be called before this method returns.
 
         Raises:
-            DestinationError: See `pop`.
+            DestinationError, StoreError: See `pop`.
         """
         held = HeldPop(self._holds, request, self._clock.steady_ms() + wait_ms, on_result)
         arrivals = self._holds.watch(held.key)
@@ -302,6 +268,8 @@ class PopService:
                 _log.debug("pop.hold_ended", group=key.group, topic=key.topic, reason=str(exc))
                 self._finish(held, PopResult(()))
                 continue
+            except StoreError:  # it waits until the progress is written, see `PopJournal.on_written`
+                return
             if result.messages:
                 self._finish(held, result)
             elif has_more:
@@ -403,6 +371,9 @@ class PopService:
         Returns:
             The handle of the changed delivery, which replaces the other one; None if there is a newer delivery, or
             none.
+
+        Raises:
+            StoreError: See `pop`.
         """
         return self.change_all(group, topic, [handle], invisible_ms, when_durable, counts=counts)[0]
 
@@ -422,6 +393,7 @@ class PopService:
             when_durable: Called once for all, unless all results are None.
         """
         self._check_open()
+        self.journal.check()
         changed: list[ReceiptHandle | None] = [None] * len(handles)
         now_ms = self._clock.now_ms()
         is_released = invisible_ms <= 0 and not counts  # it was not handled: it needs no copy in the retry topic
@@ -514,6 +486,10 @@ class PopService:
 
     # --- administration ------------------------------------------------------------------------
 
+    def has_read(self, group: str, queue: MessageQueue) -> bool:
+        """Return True if a group has read a queue, also if its topic has this queue no more."""
+        return self._progress.find(QueueKey(group, queue.topic, queue.queue_id)) is not None
+
     def in_flight(self, group: str, topic: str | None = None) -> list[PopInFlight]:
         """Return the progress of a group in each queue that it has read; in its retry topics, too.
 
@@ -531,23 +507,58 @@ class PopService:
                     found.append(PopInFlight(tracked.queue, state.base, state.next, count, state.expired, oldest_ms))
         return sorted(found, key=lambda each: each.queue)
 
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        """Return the messages that members of a group have; None if it has never read by POP."""
+        rows, in_flight, waiting, expired = self._progress.deliveries(group, MAX_IN_FLIGHT_SHOWN)
+        if not self._progress.of_group(group):
+            return None
+        messages = tuple(self._reader.in_flight(row) for row in rows)
+        return GroupDeliveries(in_flight, messages, waiting, expired, self._holds.count_of(group))
+
     def forget_group(self, group: str) -> None:
-        """Forget the deliveries of a group that is deleted."""
-        self._progress.forget(lambda key: key.group == group)
+        """Forget the deliveries of a group that is deleted, and end its pops that wait."""
+        self._progress.forget(lambda key: key.group == group, self._clock.now_ms())
+        self._write()
+        self._end_holds(lambda key: key.group == group)
 
     def forget_topic(self, topic: str) -> None:
-        """Forget the deliveries of a topic that is deleted, and of its retry topics."""
+        """Forget the deliveries of a topic that is deleted, and of its retry topics, and end the pops that wait."""
         kinds = (retry_topic_v1, retry_topic_v2)
-        self._progress.forget(lambda key: key.topic == topic or key.topic in [kind(topic, key.group) for kind in kinds])
+        self._progress.forget(
+            lambda key: key.topic == topic or key.topic in [kind(topic, key.group) for kind in kinds],
+            self._clock.now_ms(),
+        )
+        self._write()
+        self._end_holds(lambda key: key.topic == topic)
+
+    def retry_topics(self, topic: str) -> list[str]:
+        """Return the retry topics of all groups for a topic: no group can pop them if the topic is deleted."""
+        groups = self._offsets.groups_of(topic)
+        names = [kind(topic, group) for group in sorted(groups) for kind in (retry_topic_v1, retry_topic_v2)]
+        return [name for name in names if self._topics.has(name)]
 
     def reset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
-        """Let a group continue at *queue_offset*, and forget its deliveries of this queue."""
-        tracked = self._progress.find(QueueKey(group, queue.topic, queue.queue_id))
+        """Let a group continue at *queue_offset*, and forget its deliveries of this queue.
+
+        An acknowledgement of one of them has no effect any more, not even in the same millisecond.
+        """
+        key = QueueKey(group, queue.topic, queue.queue_id)
+        tracked = self._progress.find(key)
         if tracked is None:
-            return
+            if not self._progress.of_group(group):
+                return
+            tracked = self._progress.track(key, from_last=True)  # a crash may have lost its deliveries
         with tracked.lock:
-            self._progress.reset(tracked, queue_offset)
+            self._progress.reset(tracked, queue_offset, self._clock.now_ms())
+        self._write()
         self._holds.changed(HoldKey(group, queue.topic))
+
+    def _write(self) -> None:
+        """Write a change of an administrator now: a kill must not make deliveries from before it valid again."""
+        try:
+            self.journal.write()
+        except StoreError as exc:
+            _log.warning("pop.progress_not_written", reason=str(exc), hint="it is written when the store accepts it")
 
     # --- service -------------------------------------------------------------------------------
 
@@ -570,5 +581,9 @@ class PopService:
 
     def end_holds(self) -> None:
         """End the pops that wait, with an empty result."""
+        self._end_holds(lambda key: True)
+
+    def _end_holds(self, belongs: Callable[[HoldKey], bool]) -> None:
         for held in self._holds.all():
-            self._finish(held, PopResult(()))
+            if belongs(held.key):
+                self._finish(held, PopResult(()))

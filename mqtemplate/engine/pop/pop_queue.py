@@ -34,6 +34,8 @@ class Delivery(NamedTuple):
         earlier: Earlier deliveries from the same queue offset that count as attempts.
         attempt_id: Id of an ordered pop; the client repeats it if it did not get the response.
         counts: The delivery counts as an attempt.
+        client: The client that has the message, for operators; empty if it is not known, as after a restart.
+        since_ms: Time since which that client has it. A change of the delivery keeps it; 0 if it is not known.
     """
 
     pop_ms: int
@@ -43,6 +45,8 @@ class Delivery(NamedTuple):
     earlier: int = 0
     attempt_id: str = ""
     counts: bool = True
+    client: str = ""
+    since_ms: int = 0
 
     @property
     def attempts(self) -> int:
@@ -110,7 +114,7 @@ class PopQueue:
     W    queue offset, message group, earlier, pop_ms                           waits
     D    queue offsets                                                          done
     A    queue offset                                                           done before it is read
-    R    queue offset                                                           reset
+    R    queue offset, least_pop_ms                                             reset
     T    queue offset                                                           cut
     M    max_attempts                                                           set
     ===  =====================================================================  ========================================
@@ -127,6 +131,8 @@ class PopQueue:
         acked_ahead: Queue offsets from *next* on that are done. A crash can lose a delivery but not its
             acknowledgement.
         max_attempts: Attempts after which a message is a dead letter.
+        least_pop_ms: Earliest time of a delivery since the last reset. Deliveries before it have earlier times.
+        newest_pop_ms: Time of the newest delivery.
         expired: Number of deliveries that expired.
     """
 
@@ -140,13 +146,16 @@ class PopQueue:
         "base",
         "expired",
         "in_flight",
+        "least_pop_ms",
         "max_attempts",
+        "newest_pop_ms",
         "next",
         "waiting",
     )
 
-    def __init__(self, start: int, note: Note = _ignore) -> None:
+    def __init__(self, start: int, note: Note = _ignore, least_pop_ms: int = 0) -> None:
         self._note = note
+        self.least_pop_ms = self.newest_pop_ms = least_pop_ms
         self.max_attempts = 17
         self.expired = 0
         self._clear(start)
@@ -175,8 +184,7 @@ class PopQueue:
     def deliver_ordered(self, messages: Sequence[tuple[int, str, int]], delivery: Delivery) -> None:
         """Note one ordered delivery of messages: queue offset, message group, and earlier deliveries that count."""
         if messages:
-            _, _, session, _, _, attempt_id, counts = delivery
-            self._note(["O", *delivery[:2], session, attempt_id, counts, *messages])
+            self._note(["O", *delivery[:3], delivery.attempt_id, delivery.counts, *messages])
             for queue_offset, group, earlier in messages:
                 self._deliver([queue_offset], delivery._replace(group=group, earlier=earlier))
 
@@ -185,6 +193,7 @@ class PopQueue:
             if self.waiting:
                 self._remove_waiting(queue_offset)
             self._set(queue_offset, delivery)
+        self.newest_pop_ms = max(self.newest_pop_ms, delivery.pop_ms)
         self._add_due(delivery.visible_ms, queue_offsets[0], queue_offsets[-1])
 
     def read_to(self, next_offset: int) -> None:
@@ -213,6 +222,11 @@ class PopQueue:
     def has_attempt(self, attempt_id: str) -> bool:
         """Return True if an ordered pop has unacknowledged messages."""
         return attempt_id in self._attempts
+
+    def waiting_in(self, group: str) -> int:
+        """Return how many messages wait for the unacknowledged ones of a message group."""
+        found = self._groups.get(group)
+        return len(found.waiting) if found is not None and found.delivered else 0
 
     def is_blocked(self, group: str) -> bool:
         """Return True if an earlier message of a message group is unacknowledged."""
@@ -266,9 +280,8 @@ class PopQueue:
         ended: dict[int, None] = {}
         results = []
         for queue_offset, pop_ms in deliveries:
-            found = self.in_flight.get(queue_offset) or self.waiting.get(
-                queue_offset
-            )  # the latter: it expired just now
+            # In `waiting` is a message whose delivery expired just now.
+            found = self.in_flight.get(queue_offset) or self.waiting.get(queue_offset)
             if queue_offset in ended:
                 results.append(AckResult.REPEATED)
             elif found is not None and pop_ms and found.pop_ms == pop_ms:
@@ -279,7 +292,7 @@ class PopQueue:
             elif queue_offset < self.next or queue_offset in self.acked_ahead:
                 results.append(AckResult.REPEATED)
             else:
-                results.append(AckResult.UNKNOWN)
+                results.append(AckResult.UNKNOWN if pop_ms >= self.least_pop_ms else AckResult.SUPERSEDED)
         if ended:
             self.done(list(ended))
         return results
@@ -318,7 +331,13 @@ class PopQueue:
             delivery = Delivery(pop_ms, 0, group=waiting.group, earlier=max(waiting.earlier - 1, 0))
         elif delivery.pop_ms != pop_ms:
             return None
-        changed = changed._replace(group=delivery.group, earlier=delivery.earlier, attempt_id=delivery.attempt_id)
+        changed = changed._replace(
+            group=delivery.group,
+            earlier=delivery.earlier,
+            attempt_id=delivery.attempt_id,
+            client=delivery.client,
+            since_ms=delivery.since_ms,
+        )
         if delivery.group is None:
             self.deliver([queue_offset], changed)
         else:
@@ -335,9 +354,13 @@ class PopQueue:
         earlier = delivery.attempts if counts else delivery.earlier
         self.wait(queue_offset, Waiting(delivery.group or "", earlier, delivery.pop_ms))
 
-    def reset(self, queue_offset: int) -> None:
-        """Forget all deliveries, and continue at *queue_offset*."""
-        self._note(["R", queue_offset])
+    def reset(self, queue_offset: int, now_ms: int = 0) -> None:
+        """Forget all deliveries until *now_ms*, and continue at *queue_offset*. No acknowledgement of them counts."""
+        self._reset(queue_offset, max(self.newest_pop_ms, now_ms) + 1)
+
+    def _reset(self, queue_offset: int, least_pop_ms: int) -> None:
+        self.least_pop_ms = max(self.least_pop_ms, least_pop_ms)
+        self._note(["R", queue_offset, self.least_pop_ms])
         self._clear(queue_offset)
 
     def cut(self, end: int) -> None:
@@ -472,8 +495,8 @@ class PopQueue:
             case ["A", at]:
                 if at >= self.next:
                     self.ack_ahead(int(at))
-            case ["R", at]:
-                self.reset(int(at))
+            case ["R", at, *least]:
+                self._reset(int(at), *map(int, least or (0,)))
             case ["T", at]:
                 self.cut(int(at))
             case ["M", max_attempts]:
@@ -483,9 +506,9 @@ class PopQueue:
 
     def snapshot(self) -> list[Event]:
         """Return events that lead from a new queue to this state."""
-        events: list[Event] = [["R", self.base], ["M", self.max_attempts]]
+        events: list[Event] = [["R", self.base, self.least_pop_ms], ["M", self.max_attempts]]
         for at, delivery in self.in_flight.items():
-            pop_ms, visible_ms, session, group, earlier, attempt_id, counts = delivery
+            pop_ms, visible_ms, session, group, earlier, attempt_id, counts, *_ = delivery
             if group is None:
                 events.append(["P", pop_ms, visible_ms, session, earlier, counts, at, at])
             else:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from mqtemplate.engine.pop.pop_queue import Event, PopQueue
+from mqtemplate.engine.pop.pop_queue import Delivery, Event, PopQueue
 from mqtemplate.message import MessageQueue
 from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 FORGOTTEN = "F"
-"""Event of a queue whose group or topic was deleted; the others are in `PopQueue`."""
+"""Event of a queue whose group or topic was deleted, with the earliest time of a later delivery; the others are in
+`PopQueue`."""
 
 
 class QueueKey(NamedTuple):
@@ -24,6 +25,24 @@ class QueueKey(NamedTuple):
     group: str
     topic: str
     queue_id: int
+
+
+class InFlight(NamedTuple):
+    """A delivery that is not acknowledged.
+
+    Attributes:
+        blocked: Number of messages that wait until it is done.
+    """
+
+    queue: MessageQueue
+    queue_offset: int
+    delivery: Delivery
+    blocked: int
+
+    @property
+    def since_ms(self) -> int:
+        """Time since which its client has it."""
+        return self.delivery.since_ms or self.delivery.pop_ms
 
 
 class QueueSpans(Protocol):
@@ -66,6 +85,7 @@ class PopProgress:
 
     Attributes:
         find: Returns the progress in a queue; None if the group has not read it by POP.
+        least_pop_ms: Earliest time of a delivery since groups or topics were deleted; see `PopQueue`.
     """
 
     def __init__(
@@ -82,6 +102,7 @@ class PopProgress:
         self._lock = threading.Lock()
         self._queues: dict[QueueKey, TrackedQueue] = {}
         self.find: Callable[[QueueKey], TrackedQueue | None] = self._queues.get
+        self.least_pop_ms = 0
         self._of_group: dict[str, dict[QueueKey, TrackedQueue]] = {}
         self._due: list[tuple[int, int, TrackedQueue]] = []  # heap; an entry is stale if its queue has another time
         self._numbers = itertools.count()
@@ -110,7 +131,7 @@ class PopProgress:
             with self._lock:
                 tracked = self._queues.get(key)
                 if tracked is None:
-                    state = PopQueue(first, partial(self._note, key))
+                    state = PopQueue(first, partial(self._note, key), self.least_pop_ms)
                     tracked = self._add(TrackedQueue(key, queue, state, None))
         return tracked
 
@@ -140,6 +161,31 @@ class PopProgress:
         """Return all queues of a group."""
         return list(self._of_group.get(group, {}).values())
 
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return for how long a client has had its message, of the message for which that is longest."""
+        oldest_ms = now_ms
+        for tracked in self:
+            with tracked.lock:
+                found = list(tracked.state.in_flight.values())
+            oldest_ms = min([oldest_ms, *[each.since_ms or each.pop_ms for each in found]])
+        return now_ms - oldest_ms
+
+    def deliveries(self, group: str, count: int) -> tuple[list[InFlight], int, int, int]:
+        """Return the oldest deliveries of a group; the numbers of all, of messages that wait, and of expired ones."""
+        oldest: list[InFlight] = []
+        in_flight = waiting = expired = 0
+        for tracked in self.of_group(group):
+            with tracked.lock:
+                state = tracked.state
+                in_flight, waiting = in_flight + len(state.in_flight), waiting + len(state.waiting)
+                expired += state.expired
+                found = [
+                    InFlight(tracked.queue, at, delivery, state.waiting_in(delivery.group or ""))
+                    for at, delivery in state.in_flight.items()
+                ]
+            oldest = heapq.nsmallest(count, [*oldest, *found], key=lambda each: each.since_ms)
+        return oldest, in_flight, waiting, expired
+
     def drop(self, key: QueueKey) -> None:
         """Forget a queue."""
         with self._lock:
@@ -156,7 +202,7 @@ class PopProgress:
 
     # --- with the lock of the queue ------------------------------------------------------------
 
-    def begin(self, tracked: TrackedQueue, *, from_last: bool) -> None:
+    def begin(self, tracked: TrackedQueue, now_ms: int, *, from_last: bool) -> None:
         """Compare the state with the committed offset and with the queue, before a pop.
 
         The group may have been deleted, and a member that pulls may have committed an offset: that of the group is the
@@ -164,7 +210,7 @@ class PopProgress:
         """
         state, committed = tracked.state, self._offsets.offset(*tracked.key)
         if committed is None and tracked.committed is not None:
-            state.reset(self._start(tracked.key, tracked.queue, from_last))
+            state.reset(self._start(tracked.key, tracked.queue, from_last), now_ms)
         elif committed is not None and committed != tracked.committed and committed > state.next:
             state.read_to(min(committed, self._spans.max_offset(tracked.queue)))
         if state.next > (high := self._spans.max_offset(tracked.queue)):
@@ -198,9 +244,9 @@ class PopProgress:
         """Return True if the group has a committed offset in a queue."""
         return self._offsets.offset(*key) is not None
 
-    def reset(self, tracked: TrackedQueue, queue_offset: int) -> None:
+    def reset(self, tracked: TrackedQueue, queue_offset: int, now_ms: int) -> None:
         """Forget the deliveries of a queue, and continue at *queue_offset*."""
-        tracked.state.reset(queue_offset)
+        tracked.state.reset(queue_offset, now_ms)
         tracked.committed = queue_offset
         self._offsets.commit(*tracked.key, queue_offset)
 
@@ -227,13 +273,15 @@ class PopProgress:
 
     # --- forgetting ----------------------------------------------------------------------------
 
-    def forget(self, belongs: Callable[[QueueKey], bool]) -> None:
-        """Forget the queues for which *belongs* returns True."""
+    def forget(self, belongs: Callable[[QueueKey], bool], now_ms: int) -> None:
+        """Forget the queues for which *belongs* returns True. No acknowledgement of a delivery until now counts."""
+        self.least_pop_ms = max(self.least_pop_ms, now_ms + 1)
         for tracked in self:
             if belongs(tracked.key):
                 with tracked.lock:
+                    self.least_pop_ms = max(self.least_pop_ms, tracked.state.newest_pop_ms + 1)
                     tracked.is_gone = True
                     tracked.state = PopQueue(0)
                     tracked.due_ms = None
-                    self._note(tracked.key, [FORGOTTEN])
+                    self._note(tracked.key, [FORGOTTEN, self.least_pop_ms])
                 self.drop(tracked.key)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mqtemplate.broker import InFlightMessage
+from mqtemplate.engine.pop.progress import InFlight
 from mqtemplate.engine.pop.receipt_handle import ReceiptHandle
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError
 from mqtemplate.event_log import LimitedLog
@@ -15,6 +17,7 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import TAGS, decode_properties, find_property
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 _UNITS_PER_PAGE = 1_024
 _MAX_KEPT_LENGTH = 64
@@ -35,6 +38,9 @@ class PopRequest:
         attempt_id: Id of an ordered pop that the client may repeat: it gets the same messages again.
         from_last: A group without an offset starts at the last message of a queue; False: at the first one.
         max_attempts: Deliveries of a message before it is a dead letter.
+        priority_factor: Share of the pops, in percent, that read a topic with priorities from its last queue on, which
+            has the most urgent messages. The others start at a random queue, so that no queue starves.
+        client: Client that gets the messages, for operators.
         session: Id of a client whose deliveries are renewed until its session ends; empty for a fixed time.
     """
 
@@ -49,6 +55,8 @@ class PopRequest:
     attempt_id: str = ""
     from_last: bool = True
     max_attempts: int = 17
+    priority_factor: int = 100
+    client: str = ""
     session: str = ""
 
 
@@ -133,6 +141,27 @@ class RecordReader:
             return record
         self._log.warning("pop.message_deleted", topic=topic, queue=queue_id, queue_offset=queue_offset)
         return None
+
+    def in_flight(self, found: InFlight) -> InFlightMessage:
+        """Return a delivery with its message, for operators."""
+        queue, at, delivery, blocked = found
+        record = self.record(queue.topic, queue.queue_id, at, None)
+        properties = {} if record is None else decode_properties(record.properties_bytes)
+        is_retry = queue.topic.startswith(RETRY_TOPIC_PREFIX)
+        return InFlightMessage(
+            queue,
+            at,
+            properties.get(Property.RETRY_TOPIC, queue.topic) if is_retry else queue.topic,
+            properties.get(Property.UNIQ_KEY, ""),
+            properties.get(Property.KEYS, ""),
+            delivery.client,
+            found.since_ms,
+            delivery.visible_ms,
+            bool(delivery.session),
+            (0 if record is None else record.reconsume_times) + delivery.earlier + 1,
+            delivery.group,
+            blocked,
+        )
 
     def records(
         self, topic: str, queue_id: int, queue_offset: int, count: int, selector: Selector | None

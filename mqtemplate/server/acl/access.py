@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 from mqtemplate.message import Message, Property, copy_properties
 from mqtemplate.remoting.protocol.codes import ResponseCode, Version
-from mqtemplate.server.acl.settings import AclSettings, Right, topic_need
+from mqtemplate.server.acl.settings import Account, AclSettings, Need, Right, group_need, pop_pairs, topic_need
 from mqtemplate.server.requests.caller import Caller
 from mqtemplate.server.requests.refusal import RefusedError
 
@@ -76,14 +77,23 @@ class AccessControl:
 
     Args:
         settings: None: access control is disabled, and everything is permitted.
+        has_group: Returns True if the broker has this consumer group; None: its groups are not known here.
+        has_topic: Returns True if the broker has this topic.
 
     Attributes:
         accounts: By access key.
         client_ids: The accounts that use client IDs.
     """
 
-    def __init__(self, settings: AclSettings | None) -> None:
+    def __init__(
+        self,
+        settings: AclSettings | None,
+        has_group: Callable[[str], bool] | None = None,
+        has_topic: Callable[[str], bool] = lambda topic: False,
+    ) -> None:
         self.settings = settings
+        self._has_group = has_group
+        self._has_topic = has_topic
         self.accounts = {} if settings is None else {account.access_key: account for account in settings.accounts}
         self.client_ids = ClientIds()
 
@@ -102,7 +112,26 @@ class AccessControl:
         if self.settings is None:
             return True
         account = None if access_key is None else self.accounts.get(access_key)
-        return account is not None and (account.admin or account.may(*topic_need(topic, right)))
+        return account is not None and self.permits(account, topic_need(topic, right))
+
+    def permits(self, account: Account, need: Need) -> bool:
+        """Return True if an account has a right.
+
+        A retry topic may be that of a group, and of another group for a topic that it receives by POP: only the groups
+        and topics of the broker tell. The account needs the rights for all that it can be, so a denied one prevails.
+        """
+        if account.admin:
+            return True
+        if not need.is_retry or need.name is None or self._has_group is None:
+            return account.may(*need)
+        return all(account.may(*each) for each in self._retry_needs(need.name, self._has_group))
+
+    def _retry_needs(self, name: str, has_group: Callable[[str], bool]) -> list[Need]:
+        needs: list[Need] = []
+        for group, topic in pop_pairs(name):
+            if self._has_topic(topic) and has_group(group):
+                needs += [group_need(group), Need("topic", topic, Right.SUB)]
+        return [*needs, group_need(name)] if not needs or has_group(name) else needs
 
     def application_scope(self, access_key: str | None) -> str:
         """Return the account to which the applications of sequenced sends belong; empty for the owner of the store.

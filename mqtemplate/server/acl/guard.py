@@ -111,18 +111,17 @@ class AclGuard:
                 f"this signature of access key {access_key!r} was used before, so the request may be a recorded one; "
                 "sign the request again with other contents, or set mqtemplate.server.acl.replay-window-ms to 0"
             )
-        return None if account.admin else _missing_right(account, request)
+        return None if account.admin else self._missing_right(account, request)
 
-
-def _missing_right(account: Account, request: RemotingCommand) -> str | None:
-    if request.code in ANY_ACCOUNT:
+    def _missing_right(self, account: Account, request: RemotingCommand) -> str | None:
+        if request.code in ANY_ACCOUNT:
+            return None
+        code = RequestCode.of(request.code)
+        name = code.name if isinstance(code, RequestCode) else str(code)
+        if request.code not in RIGHTS:
+            return f"access key {account.access_key!r} may not request {name}: only an account with admin: true may"
+        for need in RIGHTS[request.code].needs(request):
+            if not self._access.permits(account, need):
+                advice = "; name a topic" if need.name is None else ""
+                return f"access key {account.access_key!r} has no right {need} ({name}){advice}"
         return None
-    code = RequestCode.of(request.code)
-    name = code.name if isinstance(code, RequestCode) else str(code)
-    if request.code not in RIGHTS:
-        return f"access key {account.access_key!r} may not request {name}: only an account with admin: true may"
-    for need in RIGHTS[request.code].needs(request):
-        if not account.may(*need):
-            advice = "; name a topic" if need.name is None else ""
-            return f"access key {account.access_key!r} has no right {need} ({name}){advice}"
-    return None

@@ -58,11 +58,13 @@ class Need(NamedTuple):
     Attributes:
         kind: ``topic`` or ``group``.
         name: None: the right to all topics or groups.
+        is_retry: *name* is of a retry topic: a group, or a group and a topic that it receives by POP.
     """
 
     kind: str
     name: str | None
     right: Right
+    is_retry: bool = False
 
     def __str__(self) -> str:
         return (
@@ -73,10 +75,16 @@ class Need(NamedTuple):
 def topic_need(topic: str, right: Right) -> Need:
     """Return the need of *right* on a topic. The retry and dead letter topics of a group need a right on the group."""
     if not is_broker_topic(topic):
-        for prefix in (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX):
-            if topic.startswith(prefix):
-                return group_need(topic.removeprefix(prefix))
+        if topic.startswith(RETRY_TOPIC_PREFIX):
+            return group_need(topic.removeprefix(RETRY_TOPIC_PREFIX))._replace(is_retry=True)
+        if topic.startswith(DLQ_TOPIC_PREFIX):
+            return group_need(topic.removeprefix(DLQ_TOPIC_PREFIX))
     return Need("topic", topic, right)
+
+
+def pop_pairs(name: str) -> list[tuple[str, str]]:
+    """Return each group and topic that the retry topic ``%RETRY%`` + *name* may belong to, the longest group first."""
+    return [(name[:at], name[at + 1 :]) for at in range(len(name) - 2, 0, -1) if name[at] in "_+"]
 
 
 def group_need(group: str) -> Need:
@@ -127,13 +135,19 @@ class Account:
                     f"the {name} of an account must have at least {_MIN_KEY_LENGTH} characters, it has {len(value)}"
                 )
 
-    def may(self, kind: str, name: str | None, needed: Right) -> bool:
+    def may(self, kind: str, name: str | None, needed: Right, is_retry: bool = False) -> bool:
         """Return True if the account has one of the rights in *needed* to a topic or group.
 
         Args:
             kind: ``topic`` or ``group``.
             name: None: to all of them.
+            is_retry: See `Need`. A group of *group_perms* without the right may be in the name, so it is refused.
+                `AccessControl.permits` knows the groups and topics of the broker.
         """
+        if is_retry and name is not None:
+            groups = [group for group, _ in pop_pairs(name) if group in self.group_perms]
+            if not all(self.group_perms[group] & needed for group in groups):
+                return False
         is_group = kind == "group"
         perms = self.group_perms if is_group else self.topic_perms
         default = self.default_group_perm if is_group else self.default_topic_perm

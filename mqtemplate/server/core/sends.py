@@ -14,12 +14,13 @@ from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.engine.sends import SentBackCopy, StoredSend, permitted_properties, send_back_of_record
+from mqtemplate.engine.topics import queue_of_priority
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.event_log import LimitedLog
 from mqtemplate.message import DELAY_PROPERTIES, Message, Property, SendSequence, copy_properties, valid_time
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import decode_properties
+from mqtemplate.record.properties import PRIORITY_PROPERTY, decode_properties
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import ResponseCode
@@ -126,7 +127,17 @@ class ClientSends:
             if group is None:
                 return None
             topic = self._retry_target(send, group)
-        return topic if self.topics.has_queue(topic, send.queue_id if topic == send.topic else -1) else None
+        queue_id = self._queue_id(send) if topic == send.topic else -1
+        return topic if self.topics.has_queue(topic, queue_id) else None
+
+    def _queue_id(self, send: ClientSend) -> int:
+        """Return the queue ID of a message: the one of its priority, if it has one. Negative: any queue."""
+        text = send.properties
+        if not text or PRIORITY_PROPERTY not in text or send.is_batch or send.is_retry:
+            return send.queue_id
+        count = int((self.topics.table.config(send.topic) or {}).get("writeQueueNums", 0))
+        of_priority = queue_of_priority(decode_properties_text(text), count)
+        return send.queue_id if of_priority is None else of_priority
 
     def _created_topic(self, send: ClientSend) -> str:
         """Return the topic to store in, after it, its queue and its group were created if they are missing."""
@@ -137,8 +148,8 @@ class ClientSends:
             self.topics.create_group_topic(topic, 1)
         else:
             self.creations.topic(send.caller, topic, send.default_topic, send.default_topic_queue_nums)
-        if topic == send.topic and send.queue_id >= 0:
-            self.engine.store.prepare(topic, self.topics.queue(topic, send.queue_id))
+        if topic == send.topic and (queue_id := self._queue_id(send)) >= 0:
+            self.engine.store.prepare(topic, self.topics.queue(topic, queue_id))
         return topic
 
     def _retry_target(self, send: ClientSend, group: SubscriptionGroupConfig) -> str:
@@ -186,7 +197,7 @@ class ClientSends:
                 f"a batch cannot be sent to the retry topic {send.topic!r}; send its messages one by one"
             )
         is_dead = topic != send.topic
-        queue_id = self.topics.queue(topic, -1 if is_dead else send.queue_id)
+        queue_id = self.topics.queue(topic, -1 if is_dead else self._queue_id(send))
         if send.is_batch:
             return self._put_batch(send, topic, queue_id), queue_id
         complete = None if is_dead else self._properties.complete_text(send.properties)
@@ -217,6 +228,10 @@ class ClientSends:
         properties = self._properties.complete(decode_properties_text(send.properties))
         if topic != send.topic:
             properties = copy_properties(properties, *DELAY_PROPERTIES)
+        elif PRIORITY_PROPERTY in properties and not send.is_retry and queue_of_priority(properties, 1) is None:
+            del properties[
+                PRIORITY_PROPERTY
+            ]  # a message has one type: the delayed and the ordered ones have no priority
         message = self._checked(send, Message(topic, send.body, properties, send.flag))
         # A retry of a committed message has the property of an open transaction as well.
         is_half = message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"

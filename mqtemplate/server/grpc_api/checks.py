@@ -259,6 +259,23 @@ _MESSAGES, _BODY = 1, 4
 """Numbers of the fields ``SendMessageRequest.messages`` and ``Message.body``."""
 _MAX_FIELDS = 1_000
 _MAX_BYTES_BESIDE_BODY = 128 << 10
+_MAX_REQUEST_FIELDS = 10_000
+
+
+def check_encoded_fields(data: bytes) -> None:
+    """Refuse a request that is no message, but has so many fields that its decoding would hold all threads.
+
+    Raises:
+        GrpcRefusedError: There are too many.
+    """
+    at = count = 0
+    while at < len(data):
+        _, _, at = _next_field(data, at, len(data))
+        count += 1
+        if count > _MAX_REQUEST_FIELDS:
+            raise GrpcRefusedError(
+                Code.PAYLOAD_TOO_LARGE, f"the request has more than {_MAX_REQUEST_FIELDS} fields; send several requests"
+            )
 
 
 def check_encoded_messages(data: bytes, max_messages: int, *, most_inline: int | None = None) -> bool:

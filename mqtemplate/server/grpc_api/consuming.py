@@ -7,7 +7,9 @@ Source: RocketMQ ``proxy: RouteActivity``, ``ReceiveMessageActivity``, ``AckMess
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -46,6 +48,7 @@ _RENEWED_MS = 60_000
 _BUSY_MS = 1_000
 """Time after which a message is visible again that was not sent because the server has too much work. At once, the next
 receive would have the same end."""
+_TURN_S = 0.001
 _MAX_ACKS = 4_096
 """Most messages of one acknowledgement. RocketMQ's clients send one, or those of one receive."""
 _INLINE_BYTES = 256 << 10
@@ -79,7 +82,9 @@ class GrpcConsuming:
         self._clock = self._engine.clock
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[_Receive, None]] = {}  # client ID -> its receives that wait
-        clients.on_leaving(self.end_waiting)
+        self._soon: deque[Callable[[], None]] = deque()
+        self._is_due = self._is_closed = False
+        clients.on_leaving(self._end_of_client)
 
     # --- assignments ---------------------------------------------------------------------------
 
@@ -149,6 +154,8 @@ class GrpcConsuming:
             is_ordered=config.consume_message_orderly,
             attempt_id=request.attempt_id,
             max_attempts=max_attempts(config),
+            priority_factor=config.priority_factor,
+            client=client.client_id,
             session=client.client_id if request.auto_renew else "",
         )
         _Receive(self, context, pop).hold(wait_ms)
@@ -241,11 +248,46 @@ class GrpcConsuming:
                 del self._waiting[client_id]
         self._core.limits.pulls.give(owner)
 
-    def end_waiting(self, client_id: str | None = None) -> None:
-        """Answer the receives of a client that wait, or those of all clients: it leaves, or the server stops."""
+    def _end_of_client(self, client_id: str) -> None:
+        """Answer the receives of a client that wait: it leaves."""
         with self._lock:
-            ids = list(self._waiting) if client_id is None else [client_id]
-            found = [receive for each in ids for receive in self._waiting.get(each, ())]
+            found = list(self._waiting.get(client_id, ()))
+        self.do_soon([receive.stop for receive in found])
+
+    def do_soon(self, work: Iterable[Callable[[], None]]) -> None:
+        """Do short work in the I/O thread, for a millisecond at a time.
+
+        A client that leaves may have thousands of receives and messages. The other clients are served meanwhile.
+        """
+        with self._lock:
+            self._soon.extend(work)
+            if self._is_due or not self._soon:
+                return
+            self._is_due = True
+        if self._is_closed:
+            self._do_some(float("inf"))  # the I/O thread calls no timers any more
+        else:
+            self._clients.call_later(0, self._do_some)
+
+    def _do_some(self, seconds: float = _TURN_S) -> None:
+        end_s = time.monotonic() + seconds
+        while self._soon:
+            try:
+                self._soon.popleft()()
+            except Exception:  # the rest of the work is of other clients
+                _log.exception("server.receive_not_ended")
+            if time.monotonic() >= end_s:
+                break
+        with self._lock:
+            self._is_due = has_more = bool(self._soon)
+        if has_more:
+            self._clients.call_later(0, self._do_some)
+
+    def close(self) -> None:
+        """Answer the receives that wait: the server stops."""
+        with self._lock:
+            self._is_closed = True
+            found = [receive for of_client in self._waiting.values() for receive in of_client]
         for receive in found:
             receive.stop()
 
@@ -274,6 +316,10 @@ class GrpcConsuming:
         """Send messages, and end the receive."""
         limit = self._engine.settings.max_body_bytes()
         self._answers.end_receive(context.call, ok(), [_proto(each, topic, limit) for each in result.messages])
+
+    def release_soon(self, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
+        """Make messages visible again that their client did not get, a few at a time."""
+        self.do_soon([partial(self.release, request, [handle]) for handle in handles])
 
     def release(self, request: PopRequest, handles: Sequence[ReceiptHandle], invisible_ms: int = 0) -> None:
         """Make messages visible again that their client did not get; this was no attempt."""
@@ -305,7 +351,7 @@ class _Receive:
         """Wait for messages."""
         call = self._context.call
         self._consuming.began(self, self._context.client_id, self._context.caller.owner)
-        call.on_closed, call.on_leaving = self._on_closed, self.stop
+        call.on_closed, call.on_leaving = self._on_closed, self._on_leaving
         try:
             self._held = self._consuming.pop.hold(self._request, wait_ms, self._on_result)
         except Exception:
@@ -352,7 +398,7 @@ class _Receive:
 
     def _on_unsent(self, handles: list[ReceiptHandle], sent: int) -> None:
         """The client is gone before the socket has accepted all messages. The first of those *sent* is the status."""
-        self._consuming.release(self._request, handles[max(sent - 1, 0) :])
+        self._consuming.release_soon(self._request, handles[max(sent - 1, 0) :])
 
     def put_back(self, result: PopResult, invisible_ms: int = 0) -> None:
         """Make the messages of the result visible again, unless they were sent."""
@@ -366,6 +412,9 @@ class _Receive:
                 self._held.cancel()
         elif (result := self._result) is not None:
             self.put_back(result)
+
+    def _on_leaving(self) -> None:
+        self._consuming.do_soon([self.stop])
 
     def stop(self) -> None:
         """Answer that there are no messages."""

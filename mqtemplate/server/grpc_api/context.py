@@ -161,9 +161,19 @@ class GrpcContexts:
         if not self._has_accounts:
             return
         account = self._access.accounts.get(context.caller.account or "")
-        missing = _missing(account, method, request)
+        missing = self._missing(account, method, request)
         if missing is not None:
             raise self._refused(context.call, method, missing)
+
+    def _missing(self, account: Account | None, method: str, request: Any) -> str | None:
+        if account is None:
+            return "the account was removed from the configuration of the server"
+        if account.admin:
+            return None
+        for need in GRPC_RIGHTS[method].needs(request):
+            if not self._access.permits(account, need):
+                return f"access key {account.access_key!r} has no right {need} ({method})"
+        return None
 
     def _refused(self, call: GrpcCall, method: str, reason: str) -> GrpcRefusedError:
         """Return the error for a refused call. It is logged once for each connection and reason."""
@@ -174,14 +184,3 @@ class GrpcContexts:
             self._logged.clear()
         self._logged.add(key)
         return GrpcRefusedError(Code.UNAUTHORIZED, reason)
-
-
-def _missing(account: Account | None, method: str, request: Any) -> str | None:
-    if account is None:
-        return "the account was removed from the configuration of the server"
-    if account.admin:
-        return None
-    for need in GRPC_RIGHTS[method].needs(request):
-        if not account.may(*need):
-            return f"access key {account.access_key!r} has no right {need} ({method})"
-    return None

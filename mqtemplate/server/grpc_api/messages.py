@@ -18,13 +18,12 @@ from mqtemplate.numbers import parse_number
 from mqtemplate.record.codec import StoredRecord, unpack_host
 from mqtemplate.record.compression import decompress_body
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import decode_properties
+from mqtemplate.record.properties import PRIORITY_PROPERTY, decode_properties
 from mqtemplate.server.grpc_api.checks import RESERVED
 
 _BORN_HOST = "__BORNHOST"
 _BORN_TIMESTAMP = "BORN_TIMESTAMP"
 _LITE_TOPIC = "__LITE_TOPIC"
-_PRIORITY = "_SYS_MSG_PRIORITY_"
 _TRACE_CONTEXT = "TRACE_CONTEXT"
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -93,8 +92,8 @@ def _special_properties(system: Any, kind: GrpcMessageType) -> list[str]:
             parts.append(f"{Property.CHECK_IMMUNITY_TIME}\x01{seconds}\x02")
     if system.HasField("delivery_timestamp"):
         parts.append(f"{Property.TIMER_DELIVER_MS}\x01{milliseconds(system.delivery_timestamp)}\x02")
-    if system.HasField("priority"):
-        parts.append(f"{_PRIORITY}\x01{system.priority}\x02")
+    if kind is GrpcMessageType.PRIORITY:  # a message has one type: the others have no priority
+        parts.append(f"{PRIORITY_PROPERTY}\x01{system.priority}\x02")
     return parts
 
 
@@ -126,7 +125,7 @@ def message_type(properties: dict[str, str]) -> GrpcMessageType:
         return GrpcMessageType.DELAY
     if Property.SHARDING_KEY in properties:
         return GrpcMessageType.FIFO
-    if _PRIORITY in properties:
+    if PRIORITY_PROPERTY in properties:
         return GrpcMessageType.PRIORITY
     return GrpcMessageType.LITE if _LITE_TOPIC in properties else GrpcMessageType.NORMAL
 
@@ -193,7 +192,7 @@ def _set_texts(system: Any, properties: dict[str, str]) -> None:
         _set_time(system.delivery_timestamp, deliver_ms)
     if trace_context := get(_TRACE_CONTEXT):
         system.trace_context = trace_context
-    priority = parse_number(get(_PRIORITY))
+    priority = parse_number(get(PRIORITY_PROPERTY))
     if priority is not None and 0 <= priority < 1 << 31:
         system.priority = priority
     if lite_topic := get(_LITE_TOPIC):

@@ -23,7 +23,7 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES
 from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
-from mqtemplate.server.grpc_api.checks import check_encoded_messages
+from mqtemplate.server.grpc_api.checks import check_encoded_fields, check_encoded_messages
 from mqtemplate.server.grpc_api.clients import GrpcClients, status_command
 from mqtemplate.server.grpc_api.consuming import GrpcConsuming
 from mqtemplate.server.grpc_api.context import GrpcContext, GrpcContexts
@@ -167,6 +167,8 @@ class MessagingService:
             try:
                 if in_worker and name == _WITH_BODIES:
                     check_encoded_messages(data, self._max_batch)
+                elif in_worker:
+                    check_encoded_fields(data)
                 request = request_class.FromString(data)
                 contexts.check_rights(context, name, request)
             except protos.DecodeError as exc:
@@ -214,7 +216,7 @@ class MessagingService:
 
     def close(self) -> None:
         """Answer the receives that wait, and end the streams of all clients: the server stops."""
-        self._consuming.end_waiting()
+        self._consuming.close()
         for stream in list(self._streams):
             stream.end()
 

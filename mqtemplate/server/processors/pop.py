@@ -118,7 +118,9 @@ class PopProcessor:
             attempt_id=header.attempt_id or "",
             from_last=header.init_mode != headers.INIT_MIN,
             max_attempts=group.retry_max_times + 1,
+            priority_factor=group.priority_factor,
             max_bytes=self.settings.max_pull_bytes,
+            client=str(connection.remote),
         )
         return self._pop_or_hold(caller, connection, request, header, wanted, max(wait_ms, 0))
 
@@ -468,13 +470,15 @@ class AckProcessor:
                 "the request there",
             )
         config = self.topics.get(header.topic)
-        if not 0 <= header.queue_id < config.read_queue_nums:
+        queue = MessageQueue(header.topic, self.engine.name, header.queue_id)
+        # A message may be in flight while the number of queues is reduced.
+        is_popped = self.engine.pop.has_read(header.consumer_group, queue)
+        if not 0 <= header.queue_id < config.read_queue_nums and not is_popped:
             raise RefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the queue ID of topic {header.topic!r} must be 0..{config.read_queue_nums - 1}, "
                 f"got {header.queue_id}",
             )
-        queue = MessageQueue(header.topic, self.engine.name, header.queue_id)
         low, end = self.engine.queues.min_offset(queue), self.engine.queues.max_offset(queue)
         last = end - 1 if is_change else end  # as in RocketMQ
         if not low <= header.offset <= last:
@@ -521,10 +525,10 @@ class AckProcessor:
         parts = (ack.start_offset, ack.pop_time, ack.invisible_time, ack.revive_queue_id, kind, self.engine.name)
         first = ReceiptHandle(*parts, ack.queue_id, ack.start_offset, None)
         stored = first.real_topic(ack.topic, ack.consumer_group)
-        config = self.topics.find(stored)
-        if config is None or not 0 <= ack.queue_id < config.read_queue_nums:
+        config, queue = self.topics.find(stored), MessageQueue(stored, self.engine.name, ack.queue_id)
+        is_popped = self.engine.pop.has_read(ack.consumer_group, queue)
+        if config is None or (not 0 <= ack.queue_id < config.read_queue_nums and not is_popped):
             return
-        queue = MessageQueue(stored, self.engine.name, ack.queue_id)
         low, end = self.engine.queues.min_offset(queue), self.engine.queues.max_offset(queue)
         for at, byte in enumerate(bits):
             for bit in range(8) if byte else ():

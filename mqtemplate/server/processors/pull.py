@@ -89,7 +89,7 @@ class PullProcessor:
     ) -> RemotingCommand | None:
         caller, pull = self.callers.of(connection, request), client_pull(header, header.queue_id)
         group = self.creations.group(caller, pull.group)
-        self.checks.check(pull.topic, pull.queue_id, group)
+        self.checks.check_pull(pull.topic, pull.queue_id, group)
         expression = self.subscriptions.expression_of_pull(pull)
         compiled = self.subscriptions.find(expression)
         if compiled is None:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import ClientChannel, ClientRegistry
 from mqtemplate.engine.pop.pop import PopService
-from mqtemplate.engine.pop.receipt_handle import retry_topic_v1, retry_topic_v2
 from mqtemplate.errors import BrokerError, RemoteProtocolError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
+from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
+from mqtemplate.remoting.protocol.bodies import own_requests as own
 from mqtemplate.remoting.protocol.bodies import route
 from mqtemplate.remoting.protocol.bodies.group import ClientConnection as ConnectionBody
 from mqtemplate.remoting.protocol.bodies.group import GroupList
@@ -97,13 +98,12 @@ class TopicAdmin:
         if not topic.strip():
             raise RefusedError(ResponseCode.INVALID_PARAMETER, "the topic to delete is empty; give its name")
         deleted = self.topics.delete(topic)
-        for group in self.offsets.groups_of(topic):  # their retries cannot be popped any more
-            for retry_topic in (retry_topic_v1(topic, group), retry_topic_v2(topic, group)):
-                if self.topics.table.has(retry_topic):
-                    self.topics.delete(retry_topic)
-                    self.offsets.forget(topic=retry_topic)
-        self.offsets.forget(topic=topic)
-        self.pops.forget_topic(topic)
+        retry_topics = self.pops.retry_topics(topic)
+        self.pops.forget_topic(topic)  # first: it ends deliveries that would commit an offset again
+        for retry_topic in retry_topics:
+            self.topics.delete(retry_topic)
+        for name in (topic, *retry_topics):
+            self.offsets.forget(topic=name)
         self.modes.forget(topic=topic)
         _log.info("admin.topic_deleted", topic=topic, found=deleted, by=str(connection.remote))
 
@@ -159,9 +159,12 @@ class GroupAdmin:
 
     @answers(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, slow=True)
     def _update_all(self, body: bodies.SubscriptionGroupList, connection: Connection) -> None:
-        configs = body.group_config_list
-        for config in configs:
-            _check(config)
+        configs = []
+        for config in body.group_config_list:
+            found = self.groups.find(config.group_name)
+            changed = _changed_attributes(found.attributes if found else {}, config.attributes)
+            configs.append(replace(config, attributes=changed))
+            _check(configs[-1])
         self.groups.put(configs)
         _log.info("admin.groups_updated", groups=[each.group_name for each in configs], by=str(connection.remote))
 
@@ -197,6 +200,38 @@ class GroupAdmin:
         """Return all groups, also those that only have offsets: an embedded broker on the folder stored no settings."""
         names = (name for name in self.offsets.groups() if not is_system_group(name))
         return {name: bodies.SubscriptionGroupConfig(group_name=name) for name in names} | self.groups.all()
+
+    @answers(RequestCode.GET_GROUP_DELIVERIES, slow=True)
+    def _deliveries(self, query: own.GetGroupDeliveriesRequestHeader) -> own.GroupDeliveriesData:
+        found = self.pops.deliveries(query.consumer_group)
+        if found is None:
+            return own.GroupDeliveriesData(reads_by_pop=False)
+        messages = [
+            own.InFlightData(
+                stored_topic=each.queue.topic,
+                queue_id=each.queue.queue_id,
+                queue_offset=each.queue_offset,
+                topic=each.topic,
+                msg_id=each.msg_id,
+                keys=each.keys,
+                client=each.client,
+                since=each.since_ms,
+                until=each.until_ms,
+                is_renewed=each.is_renewed,
+                attempt=each.attempt,
+                message_group=each.message_group,
+                blocked=each.blocked,
+            )
+            for each in found.messages
+        ]
+        return own.GroupDeliveriesData(
+            reads_by_pop=True,
+            in_flight=found.in_flight,
+            waiting=found.waiting,
+            expired=found.expired or 0,
+            held=found.held or 0,
+            messages=messages,
+        )
 
     # --- connected clients ---------------------------------------------------------------------
 
@@ -265,6 +300,22 @@ def _check(config: bodies.SubscriptionGroupConfig) -> None:
         if value < 0:
             remark = f"{name} of group {group!r} must be 0 or more, got {value}"
             raise RefusedError(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _changed_attributes(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+    """Return *attributes* after *changes*, whose names have a sign: ``+name`` sets one, ``-name`` removes it."""
+    result = dict(attributes)
+    for name, value in changes.items():
+        if name.startswith("-"):
+            result.pop(name[1:], None)
+        else:  # without a sign: all attributes of a group that another broker has
+            result[name.removeprefix("+")] = value
+    factor = result.get("priority.factor", "100")
+    if parse_number(factor) not in range(101):
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER, f"the group attribute priority.factor must be 0..100, got {factor[:20]!r}"
+        )
+    return result
 
 
 def _connections(channels: Iterable[ClientChannel]) -> list[ConnectionBody]:

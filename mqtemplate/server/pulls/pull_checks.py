@@ -16,7 +16,7 @@ from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.server.pulls.raw_reader import RawQuery
 from mqtemplate.server.requests.refusal import RefusedError
-from mqtemplate.server.state.groups import SubscriptionGroupTable, mixed_group_error
+from mqtemplate.server.state.groups import SubscriptionGroupTable, mixed_group_error, pull_beside_pop_error
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 
@@ -195,6 +195,16 @@ class PullChecks:
         if self.engine.groups.local.has_members(name):
             raise mixed_group_error(name)
 
+    def check_pull(self, topic: str, queue_id: int, group: SubscriptionGroupConfig) -> None:
+        """Check that a member of *group* may pull from a queue.
+
+        Raises:
+            RefusedError: See `check`; or the group has members in this process that receive by POP.
+        """
+        self.check(topic, queue_id, group)
+        if self.engine.groups.local.has_pop_members(group.group_name):
+            raise pull_beside_pop_error(group.group_name)
+
     def query(self, pull: ClientPull, selector: Selector | None) -> RawQuery:
         """Return the messages that a pull requests, with the limits of the server."""
         max_bytes = self.settings.max_pull_bytes
@@ -221,7 +231,7 @@ class PullChecks:
         )
         if group is None or not group.consume_broadcast_enable:
             return None
-        self.check(pull.topic, pull.queue_id, group)
+        self.check_pull(pull.topic, pull.queue_id, group)
         compiled = self.subscriptions.find(self.subscriptions.expression_of_pull(pull))
         if compiled is None:
             return None
@@ -235,6 +245,7 @@ class PullChecks:
             and checked.group is self.groups.find(pull.group)
             and checked.subscription is self._subscription(pull)
             and not self.engine.groups.local.has_members(pull.group)
+            and not self.engine.groups.local.has_pop_members(pull.group)
         )
 
     def _subscription(self, pull: ClientPull) -> TopicSubscription | None:

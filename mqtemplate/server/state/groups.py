@@ -256,6 +256,15 @@ def mixed_group_error(group: str) -> RefusedError:
     )
 
 
+def pull_beside_pop_error(group: str) -> RefusedError:
+    """Return the error for a pull of a group that has consumers in the broker's own process that receive by POP."""
+    return RefusedError(
+        ResponseCode.NO_PERMISSION,
+        f"group {group!r} has listeners in the broker's own process that receive by POP: each message would be handled "
+        "by them and by consumers that pull; let the consumer use POP too, or choose another group for it",
+    )
+
+
 def _without(table: dict[str, _T], group: str) -> dict[str, _T]:
     return {name: value for name, value in table.items() if name != group}
 

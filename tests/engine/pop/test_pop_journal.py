@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.pop.journal import SNAPSHOT_FILE
 from mqtemplate.engine.pop.pop import PoppedMessage, PopResult
-from mqtemplate.errors import DestinationError, StoreError
-from mqtemplate.message import Message, Property
+from mqtemplate.errors import DestinationError, SendError, StoreError
+from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.topics import POP_PROGRESS_TOPIC
 from tests.engine.pop.consumer import GROUP, TOPIC, Shop, bodies, ignore
@@ -220,6 +221,61 @@ def test_an_acknowledgement_is_confirmed_only_when_it_is_on_the_disk(tmp_path: P
     disk.judge = never
     assert isinstance(results[-1], StoreError)
     broker.close()
+
+
+def test_while_the_disk_is_full_deliveries_stop_and_no_acknowledgement_is_lost(tmp_path: Path) -> None:
+    """The progress that waits in memory is bounded. It is written when there is space again."""
+    disk, clock = FaultyDisk(), VirtualClock()
+    settings = EmbeddedSettings(**SMALL, pop_unwritten_max_bytes=1 << 10, default_topic_queue_nums=1)
+    broker = EmbeddedBroker(settings=settings, clock=clock, store_files=FolderStoreFiles(tmp_path, disk))
+    shop, results = Shop.of(broker, clock), list[PopResult]()
+    journal = shop.pop_service.journal
+    shop.send("done")
+    shop.ack(*shop.pop())
+    shop.send(*map(str, range(20)))
+    broker.sends.send(Message("others", b""))
+    disk.judge = lambda number, kind: errno.ENOSPC if kind == "allocate" else 0
+    for size in (4_000, 400, 0):
+        with suppress(SendError):
+            while True:
+                broker.sends.send(Message("others", bytes(size)))
+
+    popped: list[PoppedMessage] = []
+    while (waiting := shop.number("pop.unwritten_bytes")) < 1 << 10:
+        popped += shop.pop(max_count=1)
+        with pytest.raises(StoreError):
+            journal.write()
+    with pytest.raises(StoreError) as refusal:
+        shop.pop()
+    errors: list[Exception | None] = []
+    for message in popped[1:]:
+        with pytest.raises(StoreError):
+            shop.pop_service.ack(GROUP, TOPIC, message.handle, errors.append)
+    with pytest.raises(StoreError):
+        shop.change(popped[0], 60_000)
+    with pytest.raises(StoreError):
+        shop.hold(20_000, results)
+
+    assert str(refusal.value).startswith(
+        f"no message is delivered by POP: {waiting} bytes of progress wait for the store, allowed are 1024 "
+        "(pop-unwritten-max-bytes). The store refuses them: "
+    )
+    assert "POP progress are not written" in (health_error(broker) or "")
+
+    disk.judge = never
+    shop.harness.advance("1s")
+    assert (shop.number("pop.unwritten_bytes"), health_error(broker)) == (0, None)
+    kill(broker.store)
+    again = opened(tmp_path, clock)
+    again.harness.advance("30s")
+    assert sorted(bodies(again.pop()), key=int) == ["0", *map(str, range(len(popped), 20))]
+    again.broker.close()
+
+
+def health_error(broker: EmbeddedBroker) -> str | None:
+    health = broker.store_health()
+    assert health is not None
+    return health.error
 
 
 # --- snapshots -------------------------------------------------------------------------------------
@@ -500,4 +556,23 @@ def test_an_acknowledgement_of_a_delivery_that_a_crash_lost_is_taken(tmp_path: P
     assert bodies(again.pop()) == ["a"]
     again.harness.advance("31s")
     assert again.ack(b._replace(handle=b.handle._replace(queue_offset=7))) == [False]
+    again.broker.close()
+
+
+@both_ends
+def test_no_delivery_from_before_a_reset_or_a_deletion_counts_after_a_restart(tmp_path: Path, killed: bool) -> None:
+    shop = opened(tmp_path)
+    shop.send("a", "b")
+    a, b = shop.pop()
+    shop.broker.admin().set_offsets(GROUP, {MessageQueue(TOPIC, shop.broker.name, 0): 0})
+    again = restarted(shop, killed=killed)
+    assert again.ack(b) == [False]
+
+    (a2,) = again.pop(max_count=1)
+    again.broker.admin().delete_topic(TOPIC)
+    again = restarted(again, killed=killed)
+    again.broker.engine.routes.queues(TOPIC)
+
+    assert again.ack(a, a2, b) == [False] * 3
+    assert bodies(again.pop()) == ["a", "b"]
     again.broker.close()

@@ -182,10 +182,11 @@ GROUPS = "abc"
 
 
 class AnyProgress(RuleBasedStateMachine):
-    """Pops, acknowledgements, changes and expiries in any order, with and without order, and restarts.
+    """Pops, acknowledgements, changes, expiries, resets and restarts in any order, with and without message groups.
 
     The queue has one message in each group in turn. A message is delivered once at a time, never after it was
-    acknowledged, and in the order of its group if all pops are ordered.
+    acknowledged, and in the order of its group if all pops are ordered. After a reset all of that starts again, and no
+    delivery from before counts.
     """
 
     def __init__(self) -> None:
@@ -198,6 +199,7 @@ class AnyProgress(RuleBasedStateMachine):
         self.copied: set[int] = set()
         self.skipped: set[int] = set()
         self.base = 0
+        self.before_reset: list[tuple[int, int]] = []
         self.snapshot: tuple[list[Event], int] = ([], 0)
 
     @staticmethod
@@ -220,7 +222,7 @@ class AnyProgress(RuleBasedStateMachine):
                     self.skipped.add(at)
             at += 1
         self.check_delivery(found)
-        self.queue.deliver(found, Delivery(self.now_ms, self.now_ms + invisible_ms))
+        self.queue.deliver(found, self.delivery(invisible_ms))
         self.queue.read_to(at)
         self.now_ms += 1
 
@@ -245,9 +247,12 @@ class AnyProgress(RuleBasedStateMachine):
             assert pending.intersection(earlier) - self.queue.acked_ahead <= set(found)
             waiting = self.queue.waiting.get(offset, Waiting(self.group(offset)))
             messages.append((offset, waiting.group, waiting.earlier))
-        self.queue.deliver_ordered(messages, Delivery(self.now_ms, self.now_ms + invisible_ms))
+        self.queue.deliver_ordered(messages, self.delivery(invisible_ms))
         self.queue.read_to(at)
         self.now_ms += 1
+
+    def delivery(self, invisible_ms: int) -> Delivery:
+        return Delivery(max(self.now_ms, self.queue.least_pop_ms), self.now_ms + invisible_ms)
 
     def check_delivery(self, found: list[int]) -> None:
         assert len(set(found)) == len(found)
@@ -267,7 +272,8 @@ class AnyProgress(RuleBasedStateMachine):
     def change(self, data: st.DataObject, visible: int) -> None:
         offset = data.draw(st.sampled_from(sorted(self.queue.in_flight)))
         pop_ms = self.queue.in_flight[offset].pop_ms
-        assert self.queue.change(offset, pop_ms, Delivery(self.now_ms, self.now_ms + visible)) is not None
+        changed = Delivery(max(self.now_ms, pop_ms + 1), self.now_ms + visible)
+        assert self.queue.change(offset, pop_ms, changed) is not None
         self.now_ms += 1
 
     @rule(passed_ms=st.integers(0, 15))
@@ -288,6 +294,25 @@ class AnyProgress(RuleBasedStateMachine):
         self.queue.ack_ahead(self.end - 1)
         self.acked.add(self.end - 1)
 
+    @precondition(lambda self: self.end)
+    @rule(data=st.data(), back_ms=st.integers(0, 3))
+    def reset(self, data: st.DataObject, back_ms: int) -> None:
+        """An administrator lets the group continue anywhere. The clock may go back a little before the next pop."""
+        at = data.draw(st.integers(0, self.end))
+        self.before_reset = [(offset, each.pop_ms) for offset, each in self.queue.in_flight.items()]
+        self.queue.reset(at, self.now_ms)
+        self.acked, self.copied = ({each for each in found if each < at} for found in (self.acked, self.copied))
+        self.skipped = {*range(at)} - self.acked - self.copied
+        self.base = at
+        self.now_ms = max(1, self.now_ms - back_ms)
+
+    @precondition(lambda self: self.before_reset)
+    @rule(data=st.data())
+    def ack_of_a_delivery_before_a_reset(self, data: st.DataObject) -> None:
+        offset, pop_ms = data.draw(st.sampled_from(self.before_reset))
+        assert self.queue.ack(offset, pop_ms) in (AckResult.SUPERSEDED, AckResult.REPEATED)
+        assert self.queue.change(offset, pop_ms, Delivery(self.now_ms, self.now_ms + 10)) is None
+
     @rule()
     def take_snapshot(self) -> None:
         self.snapshot = json.loads(json.dumps(self.queue.snapshot())), len(self.events)
@@ -304,6 +329,7 @@ class AnyProgress(RuleBasedStateMachine):
         if not state or lost == 0:
             assert contents(queue) == before
         assert contents(queue)[:4] == before[:4]
+        assert queue.least_pop_ms == self.queue.least_pop_ms
         self.queue = PopQueue(0, lambda event: self.events.append(json.loads(json.dumps(event))))
         for event in queue.snapshot():
             self.queue.apply(event)

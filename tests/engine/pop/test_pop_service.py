@@ -9,6 +9,7 @@ import pytest
 from mqtemplate.engine.pop.pop import PopRequest, PopResult
 from mqtemplate.errors import BrokerClosedError, DestinationError
 from mqtemplate.message import MessageQueue, Property
+from mqtemplate.record import dead_letter
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
@@ -115,6 +116,13 @@ def test_after_its_last_attempt_a_message_is_a_dead_letter(shop: Shop) -> None:
     assert dead.body == b"a"
     assert dead.properties[Property.DLQ_ORIGIN_TOPIC] == TOPIC
     assert dead.properties[Property.UNIQ_KEY] == decode_properties(first.record.properties_bytes)[Property.UNIQ_KEY]
+    cause = {name: dead.properties[name] for name in dead_letter.CAUSES if name in dead.properties}
+    assert cause == {
+        dead_letter.MESSAGE: "its invisible time was over, and no member had acknowledged it",
+        dead_letter.ATTEMPTS: "2",
+        dead_letter.FAILED_AT: dead_letter.iso_time(shop.clock.now_ms()),
+        dead_letter.FIRST_FAILED_AT: dead_letter.iso_time(first.handle.pop_ms),
+    }
     assert shop.committed(RETRY) == 1
     assert shop.number("pop.dead_lettered") == 1
 
@@ -640,3 +648,267 @@ def test_a_group_whose_offsets_were_deleted_starts_again_without_copies(shop: Sh
 
     assert not shop.broker.engine.topics.has(RETRY)
     assert [each.attempt for each in shop.pop()] == [1]
+
+
+# --- priorities ------------------------------------------------------------------------------------
+
+
+def make_priorities(shop: Shop, count: int = 4) -> None:
+    numbers = {"readQueueNums": count, "writeQueueNums": count}
+    shop.broker.engine.topics.update(TOPIC, {"attributes": {"message.type": "PRIORITY"}, **numbers})
+    shop.broker.engine.routes.refresh(TOPIC)
+
+
+def test_the_most_urgent_messages_of_a_topic_with_priorities_are_delivered_first(shop: Shop) -> None:
+    """A priority above the last queue has the last queue, and a message that failed comes after all others."""
+    make_priorities(shop)
+    shop.send("failed", _SYS_MSG_PRIORITY_="3")
+    shop.pop(invisible_ms=1_000)
+    shop.harness.advance("1s")
+    for priority in (0, 2, 1, 7):
+        shop.send(str(priority), _SYS_MSG_PRIORITY_=str(priority))
+
+    assert [bodies(shop.pop(max_count=1)) for _ in range(5)] == [["7"], ["2"], ["1"], ["0"], ["failed"]]
+
+
+def test_messages_without_urgency_wait_while_there_are_urgent_ones(shop: Shop) -> None:
+    """As with RocketMQ: `priority_factor` is the remedy."""
+    make_priorities(shop)
+    shop.send("low", _SYS_MSG_PRIORITY_="0")
+    for number in range(20):
+        shop.send(f"high {number}", _SYS_MSG_PRIORITY_="3")
+        assert bodies(shop.pop(max_count=1)) == [f"high {number}"]
+
+    assert bodies(shop.pop(max_count=1)) == ["low"]
+
+
+def test_a_share_of_the_pops_may_ignore_the_priorities(shop: Shop) -> None:
+    make_priorities(shop)
+    for number in range(100):
+        shop.send(f"low {number}", _SYS_MSG_PRIORITY_="0")
+        shop.send(f"high {number}", _SYS_MSG_PRIORITY_="3")
+
+    found = [bodies(shop.pop(max_count=1, priority_factor=50))[0] for _ in range(50)]
+
+    assert {text.split()[0] for text in found} == {"low", "high"}
+    assert [text.split()[0] for text in found].count("high") > 25
+
+
+def test_an_ordered_pop_ignores_the_priorities(shop: Shop) -> None:
+    make_priorities(shop)
+    for number in range(4):
+        shop.send(str(number), _SYS_MSG_PRIORITY_=str(number))
+
+    found = [bodies(shop.pop(max_count=1, is_ordered=True))[0] for _ in range(4)]
+
+    assert found != ["3", "2", "1", "0"]
+    assert sorted(found) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "properties", [{"DELAY": "1"}, {"__SHARDINGKEY": "4466"}, {"_SYS_MSG_PRIORITY_": "-1"}, {"_SYS_MSG_PRIORITY_": "x"}]
+)
+def test_a_message_of_another_type_takes_the_queues_in_turn(shop: Shop, properties: dict[str, str]) -> None:
+    make_priorities(shop)
+    for _ in range(4):
+        shop.send("a", **{"_SYS_MSG_PRIORITY_": "3", **properties})
+    shop.harness.advance("2s")
+
+    ends = [shop.broker.engine.queues.max_offset(MessageQueue(TOPIC, shop.broker.name, each)) for each in range(4)]
+    assert ends == [1, 1, 1, 1]
+
+
+# --- what is deleted meanwhile ---------------------------------------------------------------------
+
+
+def set_queues(shop: Shop, count: int) -> None:
+    shop.broker.engine.topics.update(TOPIC, {"readQueueNums": count, "writeQueueNums": count})
+    shop.broker.engine.routes.refresh(TOPIC)
+
+
+def test_a_message_of_a_removed_queue_can_be_acknowledged_and_comes_again_if_it_is_not() -> None:
+    shop = Shop(default_topic_queue_nums=2)
+    shop.send("a", "b")
+    popped = sorted(shop.pop(), key=lambda message: message.handle.queue_id)
+    set_queues(shop, 1)
+    shop.send("c")
+
+    assert shop.ack(popped[1]) == [True]
+    set_queues(shop, 2)
+    shop.send("d", "e")
+    found = {message.record.body: message for message in shop.pop()}
+    set_queues(shop, 1)
+    shop.harness.advance("30s")
+
+    assert found.keys() == {b"c", b"d", b"e"}
+    assert sorted(bodies(shop.pop())) == ["a", "c", "d", "e"]  # all four from the retry topic
+    assert shop.number("pop.in_flight") == 4
+    shop.broker.close()
+
+
+def test_an_ordered_message_of_a_removed_queue_waits_until_the_queue_is_back() -> None:
+    shop = Shop(default_topic_queue_nums=2)
+    shop.send("a", "b")
+    last = max(shop.pop(is_ordered=True), key=lambda message: message.handle.queue_id)
+    set_queues(shop, 1)
+    shop.harness.advance("30s")
+    assert last.record.body.decode() not in bodies(shop.pop(is_ordered=True))
+
+    set_queues(shop, 2)
+
+    assert bodies(shop.pop(is_ordered=True)) == [last.record.body.decode()]
+    shop.broker.close()
+
+
+def test_a_waiting_pop_of_a_removed_queue_ends_with_the_next_message() -> None:
+    shop, results = Shop(default_topic_queue_nums=2), list[PopResult]()
+    shop.hold(20_000, results, queue_id=1)
+    set_queues(shop, 1)
+
+    shop.send("a")
+    shop.harness.advance("0s")
+
+    assert results == [PopResult(())]
+    shop.broker.close()
+
+
+def test_a_deleted_topic_ends_the_waiting_pops_and_its_retries(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.send("a")
+    shop.pop(invisible_ms=1_000)
+    shop.harness.advance("1s")
+    shop.pop()
+    shop.hold(20_000, results)
+
+    shop.broker.admin().delete_topic(TOPIC)
+
+    assert results == [PopResult(())]
+    assert not shop.broker.engine.topics.has(RETRY)
+    assert (shop.committed(), shop.committed(RETRY)) == (None, None)
+    shop.harness.advance("1h")
+    assert (shop.committed(), shop.committed(RETRY), shop.number("pop.in_flight")) == (None, None, 0)
+
+
+def test_a_topic_that_is_created_again_ignores_the_deliveries_before(shop: Shop) -> None:
+    """In the same millisecond, too, and whether its messages were delivered again or not."""
+    shop.send("a", "b")
+    a, b = shop.pop()
+    shop.broker.admin().delete_topic(TOPIC)
+    shop.broker.engine.routes.queues(TOPIC)
+
+    assert shop.ack(b) == [False]
+    (again,) = shop.pop(max_count=1)
+    assert (bodies([again]), shop.ack(a)) == (["a"], [False])
+    assert shop.change(a, 60_000) is None
+    assert shop.ack(again) == [True]
+    assert bodies(shop.pop()) == ["b"]
+
+
+def test_a_deleted_group_ends_its_waiting_pops_and_its_deliveries(shop: Shop) -> None:
+    results: list[PopResult] = []
+    shop.send("a")
+    (a,) = shop.pop()
+    shop.hold(20_000, results)
+
+    shop.broker.admin().forget_group(GROUP)
+
+    assert results == [PopResult(())]
+    assert shop.ack(a) == [False]
+    shop.harness.advance("1h")
+    assert bodies(shop.pop()) == ["a"]
+    assert shop.number("pop.expired") == 0
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_no_delivery_from_before_a_reset_can_be_acknowledged(shop: Shop, is_ordered: bool) -> None:
+    """A reset and pops in one millisecond: the deliveries have other times."""
+    shop.send("a", "b")
+    a, b = shop.pop(is_ordered=is_ordered)
+
+    shop.pop_service.reset(GROUP, MessageQueue(TOPIC, shop.broker.name, 0), 0)
+    (again,) = shop.pop(max_count=1, is_ordered=is_ordered)
+
+    assert (shop.ack(a, b), shop.change(a, 60_000)) == ([False, False], None)
+    assert not shop.pop_service.dead_letter(GROUP, TOPIC, a.handle, ignore)
+    assert shop.ack(again) == [True]
+    assert bodies(shop.pop(is_ordered=is_ordered)) == ["b"]
+
+
+def test_resets_in_one_millisecond_have_deliveries_with_different_times(shop: Shop) -> None:
+    shop.send("a")
+    messages = []
+    for _ in range(3):
+        messages += shop.pop()
+        shop.pop_service.reset(GROUP, MessageQueue(TOPIC, shop.broker.name, 0), 0)
+
+    assert shop.ack(*messages, *shop.pop()) == [False, False, False, True]
+
+
+# --- what an operator sees -------------------------------------------------------------------------
+
+
+def test_an_operator_sees_which_message_is_held_by_whom_since_when_and_until_when(shop: Shop) -> None:
+    """An extension keeps the time since which the client has the message."""
+    shop.send("a", KEYS="4466", UNIQ_KEY="A1")
+    shop.send("b", UNIQ_KEY="B2")
+    start_ms = shop.clock.now_ms()
+    (a,) = shop.pop(max_count=1, client="10.0.0.7:4711", invisible_ms=60_000)
+    shop.harness.advance("10s")
+    shop.pop(session="worker-2")
+    shop.harness.advance("20s")
+    shop.change(a, 60_000)
+    shop.hold(20_000, [])
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert (found.in_flight, found.waiting, found.expired, found.held) == (2, 0, 0, 1)
+    first, second = found.messages
+    assert (first.msg_id, first.keys, first.topic, first.client) == ("A1", "4466", TOPIC, "10.0.0.7:4711")
+    assert (first.since_ms, first.until_ms, first.is_renewed) == (start_ms, start_ms + 90_000, False)
+    assert (second.msg_id, second.client, second.since_ms) == ("B2", "worker-2", start_ms + 10_000)
+    assert (second.is_renewed, second.attempt, second.message_group) == (True, 1, None)
+    assert shop.number("pop.oldest_ms") == 30_000
+
+
+def test_an_operator_sees_which_message_blocks_its_order(shop: Shop) -> None:
+    for body in ("a1", "a2", "a3", "b1"):
+        shop.send(body, **{Property.SHARDING_KEY: body[0]})
+    shop.pop(is_ordered=True, max_count=1)
+    shop.pop(is_ordered=True)
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert [(each.message_group, each.blocked) for each in found.blocking] == [("a", 2)]
+    assert (found.in_flight, found.waiting, shop.number("pop.waiting")) == (2, 2, 2)
+
+
+def test_an_operator_sees_the_attempt_and_the_topic_of_a_message_that_comes_again(shop: Shop) -> None:
+    shop.send("a")
+    shop.pop()
+    shop.harness.advance("30s")
+    shop.pop()
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert [(each.topic, each.queue.topic, each.attempt) for each in found.messages] == [(TOPIC, RETRY, 2)]
+    assert found.expired == 1
+
+
+def test_of_many_messages_in_flight_the_oldest_are_shown(shop: Shop) -> None:
+    shop.send(*map(str, range(150)))
+    for _ in range(5):
+        shop.pop(max_count=30)
+        shop.harness.advance("1s")
+
+    found = shop.pop_service.deliveries(GROUP)
+
+    assert found is not None
+    assert (found.in_flight, len(found.messages)) == (150, 100)
+    assert found.messages[0].since_ms < found.messages[-1].since_ms
+
+
+def test_a_group_that_never_popped_has_no_deliveries(shop: Shop) -> None:
+    assert shop.pop_service.deliveries("others") is None

@@ -525,6 +525,11 @@ def test_the_members_of_a_group_have_one_request_mode(app: App) -> None:
     with pytest.raises(ListenerError, match="'billing' has a member in this process that pulls; .* a group of its own"):
         second.start()
     container.stop()
+    second.start()
+    with pytest.raises(ListenerError, match="'billing' has a member in this process that receives by POP; .* its own"):
+        container.start()
+    second.stop()
+    container.start()
 
 
 def test_a_member_has_no_read_positions_of_its_own(app: App, recorder: Recorder) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mqtemplate.listener import ConsumeMode, message_listener
+from mqtemplate.listener import ConsumeMode, MessageRequestMode, message_listener
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.record import dead_letter
 from mqtemplate.record.codec import RecordDraft
@@ -102,3 +102,35 @@ def test_a_body_that_becomes_too_large_is_a_dead_letter_with_the_reason(app: App
         "compressed: raise max-decompressed-size, or let producers send less in one message"
     )
     assert len(handled) == 1
+
+
+# --- by pull and by POP ----------------------------------------------------------------------------
+
+
+@MODES
+def test_a_dead_letter_by_pop_has_the_same_properties_as_by_pull(app: App, mode: ConsumeMode) -> None:
+    """All but the name of the listener, and what the broker adds to retries."""
+    letters = {}
+    for request_mode in MessageRequestMode:
+        group = f"billing-{request_mode.value}"
+
+        @message_listener("orders", group, id=group, retry=["2s", "3s"], consume_mode=mode, request_mode=request_mode)
+        def bill(message: str) -> None:
+            raise PaymentError("card declined")
+
+        app.listen(bill)
+        letters[group] = f"%DLQ%{group}"
+    app.send("orders", "bad", tag="paid")
+    app.advance("5s")
+
+    pulled, popped = (
+        app.broker.reader.pull(MessageQueue(topic, app.broker.name, 0), 0).messages[0] for topic in letters.values()
+    )
+    expected = pulled.properties | {dead_letter.LISTENER: "billing-POP"}
+    if mode is ConsumeMode.CONCURRENTLY:
+        assert expected[dead_letter.FIRST_FAILED_AT] == "2026-01-01T00:00:00.000Z"
+        expected[dead_letter.FIRST_FAILED_AT] = "2026-01-01T00:00:00.001Z"  # it identifies the delivery as well
+        expected["ORIGIN_GROUP"] = "billing-POP"  # RocketMQ's brokers add it to retries by POP
+    assert popped.properties == expected
+    assert (pulled.body, pulled.flag, pulled.born_timestamp) == (popped.body, popped.flag, popped.born_timestamp)
+    assert (pulled.reconsume_times, pulled.sys_flag) == (popped.reconsume_times, popped.sys_flag)

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -26,6 +26,7 @@ from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import declared_fields
 from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.server import Account, AclSettings, Right
+from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.rights import ANY_ACCOUNT, CHANGES, RIGHTS
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.serving import SECRET, RecordingConnection, Serving
@@ -295,3 +296,73 @@ def test_the_default_right_to_send_includes_the_trace_topic_only() -> None:
 
     assert default.may("topic", "RMQ_SYS_TRACE_TOPIC", Right.PUB)
     assert not default.may("topic", "mqtemplate_dead_letter_marks", Right.PUB)
+
+
+# --- retry topics of groups that receive by POP ---------------------------------------------------------
+
+
+def may_pull(serving: Serving, account: Account, topic: str) -> bool:
+    assert serving.server.guard is not None
+    access = serving.server.guard._access
+    access.change_accounts(AclSettings(accounts=(account,)))
+    return access.may(account.access_key, topic, Right.SUB)
+
+
+DENIED: dict[str, Any] = {"access_key": "denied-group", "secret_key": SECRET, "default_group_perm": Right.SUB}
+
+
+@pytest.mark.parametrize("separator", ["_", "+"])
+def test_a_denied_group_prevails_in_the_retry_topic_for_a_topic(serving: Serving, separator: str) -> None:
+    """The default rights would permit a group of that name, which does not exist."""
+    serving.engine.create_topic("orders", 1)
+    serving.server.groups.ensure("shop_billing")
+    serving.server.groups.ensure("shop")
+    topic = f"%RETRY%shop_billing{separator}orders"
+    rights = {**DENIED, "default_topic_perm": Right.SUB}
+
+    assert may_pull(serving, Account(**rights), topic)
+    assert not may_pull(serving, Account(**rights, group_perms={"shop_billing": Right.DENY}), topic)
+    assert may_pull(serving, Account(**rights, group_perms={"shop": Right.DENY}), topic)
+    assert not may_pull(serving, Account(**DENIED), topic)  # the messages are of the topic
+
+
+def test_all_groups_and_topics_that_a_retry_topic_may_belong_to_count(serving: Serving) -> None:
+    """It is that of ``a_b_c`` by pull, of ``a_b`` for ``c`` and of ``a`` for ``b_c`` by POP."""
+    for topic in ("c", "b_c"):
+        serving.engine.create_topic(topic, 1)
+    for group in ("a", "a_b", "a_b_c"):
+        serving.server.groups.ensure(group)
+    rights = {**DENIED, "default_topic_perm": Right.SUB}
+
+    assert may_pull(serving, Account(**rights), "%RETRY%a_b_c")
+    for group in ("a", "a_b", "a_b_c"):
+        assert not may_pull(serving, Account(**rights, group_perms={group: Right.DENY}), "%RETRY%a_b_c")
+    for topic in ("c", "b_c"):
+        assert not may_pull(serving, Account(**rights, topic_perms={topic: Right.DENY}), "%RETRY%a_b_c")
+
+
+def test_names_that_the_broker_does_not_have_do_not_count(serving: Serving) -> None:
+    serving.server.groups.ensure("billing_eu")
+    account = Account(**DENIED, group_perms={"billing": Right.DENY})
+
+    assert may_pull(serving, account, "%RETRY%billing_eu")
+    assert not may_pull(serving, account, "%RETRY%billing")
+    assert not may_pull(serving, account, "%DLQ%billing")
+
+
+def test_where_the_groups_of_the_broker_are_not_known_a_name_with_a_denied_group_is_refused() -> None:
+    """The dashboard of a remote broker."""
+    account = Account(**DENIED, group_perms={"billing": Right.DENY})
+    access = AccessControl(AclSettings(accounts=(account,)))
+
+    assert not access.may("denied-group", "%RETRY%billing_orders", Right.SUB)
+    assert access.may("denied-group", "%RETRY%shipping_orders", Right.SUB)
+
+
+def test_a_pull_of_a_retry_topic_is_refused_on_the_wire(serving: Serving) -> None:
+    serving.engine.create_topic("invoices", 1)
+    names = Names("%RETRY%other_invoices", "billing")
+    assert "has no right SUB on group 'other_invoices'" in (refusal(serving, RequestCode.PULL_MESSAGE, names) or "")
+    serving.server.groups.ensure("billing")
+
+    assert refusal(serving, RequestCode.PULL_MESSAGE, Names("%RETRY%billing_invoices", "billing")) is None

@@ -74,6 +74,7 @@ KINDS: dict[str, Callable[[int, Request], bytes]] = {
     "property": lambda o, r: send(o, queue_id=r.queue_id, properties={"city": str(o)}),
     "text": lambda o, r: send(o, queue_id=r.queue_id, properties={"city": ("Zürich", '"', "a\\b", "")[r.number % 4]}),
     "level": lambda o, r: send(o, queue_id=r.queue_id, properties={"DELAY": str(r.number % 20)}),
+    "priority": lambda o, r: send(o, queue_id=r.queue_id, properties={"_SYS_MSG_PRIORITY_": str(r.number % 5)}),
     "timer": lambda o, r: send(o, queue_id=r.queue_id, properties={"TIMER_DELAY_MS": ("500", "soon")[r.number % 2]}),
     "half": lambda o, r: send(o, queue_id=r.queue_id, properties={"TRAN_MSG": "true", "PGROUP": "producers"}),
     "internal": lambda o, r: send(o, queue_id=r.queue_id, properties={"REAL_TOPIC": "else", "CLUSTER": "mine"}),

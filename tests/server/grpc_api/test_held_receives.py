@@ -102,6 +102,20 @@ def test_the_receives_of_a_client_that_leaves_end_at_once(
     assert held(server) == 0
 
 
+def test_many_receives_of_a_client_that_leaves_end_a_few_at_a_time(
+    server: Server, topic: str, open_peer: OpenPeer
+) -> None:
+    """The other clients are served in between."""
+    peer = open_peer()
+    peer.send(*(receive_call(number) for number in range(1, 401, 2)))
+    wait_for_receives(server, 200)
+
+    peer.send(frame(frames.GOAWAY, 0, 0, bytes(8)))
+
+    assert [peer.response()[0]["grpc-status"] for _ in range(200)] == ["0"] * 200
+    assert held(server) == 0
+
+
 def test_the_receives_of_the_other_clients_wait_on(server: Server, tool: GrpcTool, other: GrpcTool) -> None:
     stream = other.telemetry()
     stream.report(consumer_settings(GROUP, TOPIC))

@@ -127,6 +127,18 @@ def test_an_acknowledgement_of_too_many_messages_is_refused(tool: GrpcTool, topi
     assert answer.status.message == "the request acknowledges 4097 messages, allowed are 4096; send several"
 
 
+def test_an_acknowledgement_of_empty_entries_is_refused_before_it_is_decoded(tool: GrpcTool, topic: str) -> None:
+    """A megabyte of them would hold all threads while it is decoded."""
+    stub = tool.channel.unary_unary(
+        protos.method_path("AckMessage"), lambda data: data, protos.AckMessageResponse.FromString
+    )
+
+    answer = stub(b"\x1a\x00" * 500_000, timeout=60, metadata=tool.metadata())
+
+    assert answer.status.code == Code.PAYLOAD_TOO_LARGE
+    assert answer.status.message == "the request has more than 10000 fields; send several requests"
+
+
 def test_many_messages_are_acknowledged_together(server: Server, tool: GrpcTool, topic: str) -> None:
     tool.send(*(message(topic, message_id=f"id-{number}") for number in range(100)))
     handles: list[str] = []

@@ -321,3 +321,36 @@ def test_an_invisible_time_out_of_range_is_refused(serving: Serving, client: Pop
         ResponseCode.INVALID_PARAMETER,
         f"invisibleTime must be 0..31536000000 ms, got {invisible_ms}",
     )
+
+
+# --- queues that are removed meanwhile --------------------------------------------------------------
+
+
+def test_a_message_of_a_removed_queue_can_be_acknowledged_and_changed(serving: Serving, client: PopClient) -> None:
+    """RocketMQ refuses the acknowledgement, so that the message comes again."""
+    topics = serving.engine.engine.topics
+    topics.update(TOPIC, {"readQueueNums": 4, "writeQueueNums": 4})
+    for queue_id in range(4):
+        serving.send(TOPIC, str(queue_id).encode(), queue_id=queue_id)
+    found = sorted(client.pop(invisible_time=10_000), key=lambda each: each.body)
+    topics.update(TOPIC, {"readQueueNums": 1, "writeQueueNums": 1})
+
+    client.ack(found[0], found[1])
+    assert client.ack_all([found[2]]).code == ResponseCode.SUCCESS
+    assert client.send_change(found[3], 20_000).code == ResponseCode.SUCCESS
+
+    serving.advance(10_000)
+    assert bodies(client.pop()) == []
+    serving.advance(10_000)
+    assert bodies(client.pop()) == [b"3"]
+
+
+def test_a_queue_that_the_group_never_read_is_refused(serving: Serving, client: PopClient) -> None:
+    (one,) = popped(serving, client, b"one")
+
+    response = client.send_ack(one, queue_id=1)
+
+    assert (response.code, response.remark) == (
+        ResponseCode.MESSAGE_ILLEGAL,
+        "the queue ID of topic 'orders' must be 0..0, got 1",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -333,3 +334,42 @@ def test_a_group_continues_by_pop_where_its_pulls_have_committed(serving: Servin
     serving.engine.engine.offsets.commit(GROUP, TOPIC, 0, 2)
 
     assert bodies(client.pop()) == [b"three"]
+
+
+# --- the share of the pops with priorities ----------------------------------------------------------
+
+
+def update_group(serving: Serving, **attributes: str) -> RemotingCommand:
+    body = json.dumps({"groupName": GROUP, "attributes": attributes}).encode()
+    response = serving.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)
+    assert response is not None
+    return response
+
+
+def test_an_administrator_lets_a_share_of_the_pops_ignore_the_priorities(serving: Serving, client: PopClient) -> None:
+    """The names of changed attributes have a sign, as mqadmin sends them; the others stay."""
+    groups = serving.server.core.creations.groups
+    serving.engine.engine.topics.update(
+        TOPIC, {"readQueueNums": 2, "writeQueueNums": 2, "attributes": {"message.type": "PRIORITY"}}
+    )
+    for priority in ("0", "1"):
+        for _ in range(20):
+            serving.send(TOPIC, priority.encode(), {"_SYS_MSG_PRIORITY_": priority})
+
+    assert update_group(serving, **{"+priority.factor": "0", "+note": "x"}).code == ResponseCode.SUCCESS
+    found = {body for _ in range(20) for body in bodies(client.pop(max_msg_nums=1))}
+    assert update_group(serving, **{"-priority.factor": ""}).code == ResponseCode.SUCCESS
+    urgent = [bodies(client.pop(max_msg_nums=1)) for _ in range(5)]
+
+    assert (found, urgent) == ({b"0", b"1"}, [[b"1"]] * 5)
+    config = groups.find(GROUP)
+    assert config is not None
+    assert config.attributes == {"note": "x"}
+
+
+@pytest.mark.parametrize("factor", ["101", "-1", "half"])
+def test_a_share_out_of_range_is_refused(serving: Serving, factor: str) -> None:
+    response = update_group(serving, **{"+priority.factor": factor})
+
+    assert response.code == ResponseCode.INVALID_PARAMETER
+    assert response.remark == f"the group attribute priority.factor must be 0..100, got {factor!r}"

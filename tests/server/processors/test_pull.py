@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from structlog.testing import capture_logs
 
+from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message
 from mqtemplate.record.codec import parse_record, without_check
@@ -13,6 +14,7 @@ from mqtemplate.remoting.protocol import RemotingCommand, ResponseCode
 from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.remoting.protocol.headers.message import PullMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.settings import FlushDiskType
 from tests.server.serving import Serving
 
@@ -108,3 +110,20 @@ def test_a_message_is_not_readable_before_it_is_durable() -> None:
         response = serving.pull_all("orders")
 
     assert numbers(response) == (ResponseCode.SUCCESS, 1, 0, 1, 0)
+
+
+def test_a_pull_is_refused_while_the_group_has_listeners_by_pop_in_this_process(serving: Serving) -> None:
+    """They do not hide their messages from pulls. A pull that was checked before is checked again."""
+    serving.send("orders", b"a")
+    assert bodies(serving.pull("billing", "orders", sys_flag=OWN)) == [b"a"]
+    member = serving.engine.pop.join(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector("*")}))
+
+    refused = serving.pull("billing", "orders", sys_flag=OWN)
+
+    assert refused is not None
+    assert refused.code == ResponseCode.NO_PERMISSION
+    assert (refused.remark or "").startswith(
+        "group 'billing' has listeners in the broker's own process that receive by POP: each message would be handled "
+    )
+    member.close()
+    assert bodies(serving.pull("billing", "orders", sys_flag=OWN)) == [b"a"]

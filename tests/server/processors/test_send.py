@@ -8,6 +8,7 @@ from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import ResponseCode
+from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import count_batch
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.core import sends
@@ -105,3 +106,34 @@ def test_a_long_batch_is_stored_in_another_thread(
 )
 def test_the_messages_of_a_malformed_batch_are_counted_without_reading_them(body: bytes, count: int) -> None:
     assert count_batch(body, 5) == count
+
+
+# --- priorities ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("properties", "queue_id"),
+    [
+        ({"_SYS_MSG_PRIORITY_": "2"}, 2),
+        ({"_SYS_MSG_PRIORITY_": "9"}, 3),
+        ({"_SYS_MSG_PRIORITY_": "2", "UNIQ_KEY": "A1", "TAGS": "paid"}, 2),
+        ({"_SYS_MSG_PRIORITY_": "-1"}, 1),
+        ({"_SYS_MSG_PRIORITY_": "2", "__SHARDINGKEY": "4466"}, 1),
+        ({"note": "_SYS_MSG_PRIORITY_"}, 1),
+    ],
+)
+def test_a_priority_chooses_the_queue_whatever_the_client_chose(
+    serving: Serving, properties: dict[str, str], queue_id: int
+) -> None:
+    """As RocketMQ's broker does for a topic of any type: the queue is the priority, at most the last one."""
+    serving.engine.create_topic("jobs", 4)
+
+    for _ in range(3):
+        response = serving.send("jobs", b"x", properties, queue_id=1)
+        assert response is not None
+        assert response.header(SendMessageResponseHeader).queue_id == queue_id
+
+    reader = serving.engine.engine.queues
+    found, _ = reader.read(MessageQueue("jobs", serving.engine.name, queue_id), 0, 8, None)
+    is_urgent = queue_id > 1
+    assert [("_SYS_MSG_PRIORITY_" in message.properties) for message in found] == [is_urgent] * 3

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from mqtemplate.message import MessageQueue
+from mqtemplate.numbers import parse_number
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.bodies.route import DataVersionBody, SubscriptionData
 from mqtemplate.remoting.protocol.headers.fields import wire
@@ -407,6 +408,12 @@ class SubscriptionGroupConfig(JsonBody):
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
     attributes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def priority_factor(self) -> int:
+        """Share of the pops, in percent, that read a topic with priorities from its most urgent queue on."""
+        factor = parse_number(self.attributes.get("priority.factor"))
+        return 100 if factor is None else factor
 
 
 class SubscriptionGroupWrapper(JsonBody):

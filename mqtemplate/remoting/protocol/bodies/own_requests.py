@@ -266,6 +266,45 @@ class PendingCountsData(JsonBody):
     compared_property: str | None = None
 
 
+class GetGroupDeliveriesRequestHeader(CommandHeader):
+    """Request for the messages that members of a group have received by POP, and not acknowledged."""
+
+    consumer_group: str
+
+
+class InFlightData(JsonBody):
+    """One of these messages; see `mqtemplate.broker.InFlightMessage`. Times are in milliseconds."""
+
+    stored_topic: str
+    queue_id: int
+    queue_offset: int
+    topic: str
+    msg_id: str
+    keys: str
+    client: str
+    since: int
+    until: int
+    is_renewed: bool
+    attempt: int
+    message_group: str | None = None
+    blocked: int = 0
+
+
+class GroupDeliveriesData(JsonBody):
+    """Messages of a group that reads by POP; see `mqtemplate.broker.GroupDeliveries`.
+
+    Attributes:
+        reads_by_pop: False: the group has never read by POP.
+    """
+
+    reads_by_pop: bool
+    in_flight: int = 0
+    waiting: int = 0
+    expired: int = 0
+    held: int = 0
+    messages: list[InFlightData] = field(default_factory=list)
+
+
 _Answer = TypeVar("_Answer", PendingMessagesData, PendingCountsData)
 
 
