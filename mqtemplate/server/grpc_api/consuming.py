@@ -92,6 +92,7 @@ class GrpcConsuming:
         """Assign a topic: each member gets all of it, since POP needs no assignment of queues."""
         topic, group = check_topic_name(request.topic.name), check_group_name(request.group.name)
         config = self._readable(topic)
+        self._clients.queried_assignment(context)
         is_ordered = self._group(group).consume_message_orderly
         permission = Permission.READ_WRITE if config.perm & Perm.WRITE else Permission.READ
         broker = broker_of(self._engine.name, self._address())
