@@ -414,7 +414,7 @@ class GrpcClients:
             )
 
     def queried_assignment(self, context: GrpcContext) -> None:
-        """Note that a push consumer queries its assignment. If it does so no more, it closes: it waits for its receives.
+        """Note that a push consumer queries its assignment. If it does so no more, end its receives: it closes.
 
         It terminates only after their end. If it does live, it repeats a receive that was answered.
         """

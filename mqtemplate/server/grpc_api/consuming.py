@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -282,6 +282,12 @@ class GrpcConsuming:
         if has_more:
             self._clients.call_later(0, self._do_some)
 
+    def answer_for(self, accounts: Set[str]) -> None:
+        """Answer the receives that wait of accounts whose rights have changed: their next ones are checked again."""
+        with self._lock:
+            found = [receive for of_client in self._waiting.values() for receive in of_client]
+        self.do_soon([receive.stop for receive in found if receive.account in accounts])
+
     def close(self) -> None:
         """Answer the receives that wait: the server stops."""
         with self._lock:
@@ -345,6 +351,11 @@ class _Receive:
         self._is_settled = False
         self._result: PopResult | None = None
         self._held: HeldPop | None = None
+
+    @property
+    def account(self) -> str | None:
+        """Access key of the client."""
+        return self._context.caller.account
 
     def hold(self, wait_ms: int) -> None:
         """Wait for messages."""

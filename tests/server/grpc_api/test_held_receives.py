@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_u
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.headers.pop import PollingInfoRequestHeader, PollingInfoResponseHeader
-from mqtemplate.server import BrokerServer
+from mqtemplate.server import Account, AclSettings, BrokerServer, Right
 from tests.http2.wire import SocketPeer, call, changed, data, headers, messages
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
@@ -26,7 +27,9 @@ from tests.server.grpc_api.grpc_tool import (
     create_topic,
     endpoint,
     message,
+    serving,
 )
+from tests.server.grpc_api.test_clients import SECRET
 from tests.server.grpc_api.test_consuming import GROUP, TOPIC, assignment, held, in_thread
 from tests.server.tool import Tool
 from tests.waiting import eventually
@@ -113,7 +116,7 @@ def test_the_receives_of_a_client_that_leaves_end_at_once(
 def test_the_receives_of_a_push_consumer_that_queries_its_assignment_no_more_end(
     stepped: Server, stepped_tool: GrpcTool
 ) -> None:
-    """RocketMQ's clients query it every 5 seconds. One that closes waits for its receives before it says that it leaves."""
+    """RocketMQ's clients query it every 5 seconds. One that closes waits for its receives before it terminates."""
     create_topic(stepped, TOPIC)
     stepped.groups.put([SubscriptionGroupConfig(group_name=GROUP)])
     stream = stepped_tool.telemetry()
@@ -215,6 +218,24 @@ def test_the_receives_of_a_client_end_when_the_connection_of_its_telemetry_is_lo
 
     thread.join()
     assert found[0].code is Code.MESSAGE_NOT_FOUND
+
+
+def test_the_receives_of_an_account_whose_rights_changed_end() -> None:
+    """The next one is checked again."""
+    account = Account(
+        access_key="the-consumer", secret_key=SECRET, topic_perms={TOPIC: Right.SUB}, group_perms={GROUP: Right.SUB}
+    )
+    with serving(acl=AclSettings(accounts=(account,))) as server:
+        create_topic(server, TOPIC)
+        with GrpcTool(server, keys=("the-consumer", SECRET)) as tool:
+            thread, found = in_thread(tool.start_receive(GROUP, TOPIC, wait_s=20))
+            wait_for_receives(server, 1)
+
+            server.use_accounts(AclSettings(accounts=(replace(account, group_perms={}),)))
+
+            thread.join()
+            assert found[0].code is Code.MESSAGE_NOT_FOUND
+            assert tool.receive(GROUP, TOPIC).code is Code.UNAUTHORIZED
 
 
 # --- messages that do not arrive ------------------------------------------------------------------
