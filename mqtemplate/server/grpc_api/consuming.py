@@ -260,27 +260,28 @@ class GrpcConsuming:
         """
         with self._lock:
             self._soon.extend(work)
-            if self._is_due or not self._soon:
-                return
-            self._is_due = True
-        if self._is_closed:
+            is_closed, is_due = self._is_closed, self._is_due or not self._soon
+            self._is_due = bool(self._soon)
+        if is_closed:
             self._do_some(float("inf"))  # the I/O thread calls no timers any more
-        else:
+        elif not is_due:
             self._clients.call_later(0, self._do_some)
 
     def _do_some(self, seconds: float = _TURN_S) -> None:
         end_s = time.monotonic() + seconds
-        while self._soon:
+        while True:
+            with self._lock:
+                work = self._soon.popleft() if self._soon else None
+                self._is_due = work is not None
+            if work is None:
+                return
             try:
-                self._soon.popleft()()
+                work()
             except Exception:  # the rest of the work is of other clients
                 _log.exception("server.receive_not_ended")
             if time.monotonic() >= end_s:
                 break
-        with self._lock:
-            self._is_due = has_more = bool(self._soon)
-        if has_more:
-            self._clients.call_later(0, self._do_some)
+        self._clients.call_later(0, self._do_some)
 
     def answer_for(self, accounts: Set[str]) -> None:
         """Answer the receives that wait of accounts whose rights have changed: their next ones are checked again."""
