@@ -12,7 +12,7 @@ from mqtemplate.broker.admin import (
     TopicKind,
     unknown_name,
 )
-from mqtemplate.broker.broker import Broker, Capability, DiskSpace, RetentionHold, StoreHealth
+from mqtemplate.broker.broker import Broker, Capability, CopyHealth, DiskSpace, RetentionHold, StoreHealth
 from mqtemplate.broker.parts import (
     CheckTransaction,
     ConsumeFromWhere,
@@ -40,6 +40,7 @@ __all__ = [
     "Consumer",
     "ConsumerGroups",
     "ConsumerSpec",
+    "CopyHealth",
     "DelayedMessages",
     "DiskSpace",
     "GroupInfo",

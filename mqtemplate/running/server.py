@@ -57,7 +57,9 @@ def local_cluster(
     )
 
 
-READ_BY_SERVER = tuple(f"mqtemplate.{name}." for name in ("broker", "server", "logging", "management", "profiles"))
+READ_BY_SERVER = tuple(
+    f"mqtemplate.{name}." for name in ("broker", "copy", "server", "logging", "management", "profiles")
+)
 """Beginnings of the keys that a server reads."""
 
 
@@ -106,7 +108,12 @@ def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
     listen_host = server.listen
     if server.advertise is not None:
         listen_host = HostAddress(server.advertise.ip, server.advertise.port or server.listen.port)
-    return EmbeddedBroker(settings.store_path, dataclasses.replace(settings.mqtemplate.broker, listen_host=listen_host))
+    broker = dataclasses.replace(settings.mqtemplate.broker, listen_host=listen_host)
+    if (path := settings.copied_path) is not None:
+        from mqtemplate.copy.copier import CopiedBroker  # few have a copy
+
+        return CopiedBroker(path, broker, None, copy=settings.mqtemplate.copy_)
+    return EmbeddedBroker(settings.store_path, broker)
 
 
 def _tls(tls: ServerTlsSettings) -> ServerTls | None:
