@@ -65,6 +65,16 @@ class SegmentName(NamedTuple):
     first_ms: int
     last_ms: int
 
+    def has(self, other: SegmentName) -> bool:
+        """Return True if this segment has all that another one has."""
+        is_longer = self.start <= other.start and other.end <= self.end
+        return (
+            self.epoch == other.epoch
+            and is_longer
+            and self.first_ms <= other.first_ms
+            and other.last_ms <= self.last_ms
+        )
+
     @property
     def object(self) -> str:
         """Name of the object."""
@@ -187,6 +197,11 @@ class Segment(NamedTuple):
     log: bytes
     moments: Sequence[Moment]
 
+    def name_in(self, epoch: int) -> SegmentName:
+        """Return its name in an epoch."""
+        first, last = self.moments[0], self.moments[-1]
+        return SegmentName(epoch, self.start, last.end, first.time_ms, last.time_ms)
+
 
 def encode(segment: Segment) -> bytes:
     """Encode a segment or a snapshot: a header in JSON, then log and tables, compressed together by zstd.
@@ -276,10 +291,15 @@ def zstd() -> Any:
 
 
 class Piece(NamedTuple):
-    """A segment of a history, of which the bytes and moments up to *end* count."""
+    """A segment of a history, of which the bytes and moments up to *end* count.
+
+    Attributes:
+        limit: Physical offset up to which its epoch counts.
+    """
 
     name: SegmentName
     end: int
+    limit: int
 
 
 class Catalogue:
@@ -332,7 +352,7 @@ class Catalogue:
         found: list[Piece] = []
         for own, limit in self._chain(epoch):
             found += [
-                Piece(name, min(name.end, limit))
+                Piece(name, min(name.end, limit), limit)
                 for name in reversed(self._of_epoch.get(own.number, []))
                 if name.start < limit or name.start == name.end == limit
             ]
@@ -383,6 +403,21 @@ class Catalogue:
             CopyError: It is missing or damaged.
         """
         return decode(f"{self.objects.url}: {name.object}", self.objects.get(name.object))
+
+    def merged_segment(self, name: SegmentName) -> tuple[SegmentName, Segment]:
+        """Return a segment, or the one that has replaced it since the names were read, with its name.
+
+        Raises:
+            CopyError: It is missing or damaged.
+        """
+        try:
+            return name, self.segment(name)
+        except CopyError:
+            now = Catalogue.read(self.objects)
+            found = [each for each in now.segments if each != name and each.has(name)]
+            if name in now.segments or not found:
+                raise
+            return found[0], self.segment(found[0])
 
 
 def read_epoch(objects: ObjectStore, name: str) -> Epoch:

@@ -48,7 +48,12 @@ _log = get_logger("mqtemplate.copy")
 _PIECE = 8 << 20
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 60_000
 _SIGN_OF_LIFE_MS = 20_000
+_MERGED_COUNT = 60  # at an interval of a second, objects of a minute
 _FINISH_S = 10.0
+
+
+def _contents(segment: Segment) -> Iterator[bytes | None]:
+    return (data for moment in segment.moments for data in moment.tables.values())
 
 
 class _RefusedError(CopyError):
@@ -133,7 +138,8 @@ class Copier:
         self._folder = folder
         self._options = options
         self._clock = store.clock
-        self._objects: ObjectStore = open_objects(options.to, options.options)
+        self._to = options.to or ""
+        self._objects: ObjectStore = open_objects(self._to, options.options)
         self._tables = _Tables(folder)
         self._epoch: Epoch | None = None
         self._end = 0
@@ -142,6 +148,8 @@ class Copier:
         self._sign_due_ms = 0
         self._snapshot_due_ms = 0
         self._copied_ms: int | None = None
+        self._has_snapshot = False
+        self._small: list[tuple[SegmentName, Segment]] = []
         self._retry_ms = 0
         self._is_ending = False
         self.error: str | None = None
@@ -196,11 +204,12 @@ class Copier:
 
     def health(self) -> CopyHealth:
         """Return how far the copy is behind the store."""
-        known = self._end if self._epoch is not None else self._store.start_offset
+        # Before the first snapshot is written, nothing can be restored.
+        known = self._end if self._has_snapshot else self._store.start_offset
         lag_bytes = max(self._store.end_offset - known, 0)
         now_ms = self._clock.now_ms()
         since_ms = self._copied_ms if self._copied_ms is not None else now_ms - self._running_ms()
-        is_current = lag_bytes == 0 and self.error is None and self._epoch is not None
+        is_current = lag_bytes == 0 and self.error is None and self._has_snapshot
         return CopyHealth(
             to=self._to,
             lag_bytes=lag_bytes,
@@ -270,25 +279,37 @@ class Copier:
         """Copy the log up to *end*; the last piece has the tables. Return False if the process ends meanwhile."""
         if self._end == end:
             if moment.tables:
-                self._put(epoch, Segment(end, b"", [moment]))
+                self._put_small(epoch, Segment(end, b"", [moment]))
             return True
         while self._end < end:
             data = self._read(self._end, min(_PIECE, end - self._end))
             is_last = self._end + len(data) == end
             here = moment if is_last else Moment(moment.time_ms, self._end + len(data), {})
-            self._put(epoch, Segment(self._end, data, [here]))
+            self._put_small(epoch, Segment(self._end, data, [here]))
             self._end += len(data)
             if self._is_ending and not is_last:
                 return False
         return True
 
-    def _put(self, epoch: Epoch, segment: Segment) -> None:
-        [moment] = segment.moments
+    def _put(self, epoch: Epoch, segment: Segment) -> SegmentName:
+        name = segment.name_in(epoch.number)
         data = encode(segment)
-        self._objects.put(
-            SegmentName(epoch.number, segment.start, moment.end, moment.time_ms, moment.time_ms).object, data
-        )
+        self._objects.put(name.object, data)
         self._copied_bytes.add(len(data))
+        return name
+
+    def _put_small(self, epoch: Epoch, segment: Segment) -> None:
+        """Write a segment. Write the last ones again as one when they are many: a restore reads few objects."""
+        self._small.append((self._put(epoch, segment), segment))
+        size = sum(len(each.log) + sum(map(len, filter(None, _contents(each)))) for _, each in self._small)
+        if len(self._small) < _MERGED_COUNT and size < _PIECE:
+            return
+        small, self._small = self._small, []
+        if len(small) > 1:
+            log = b"".join(each.log for _, each in small)
+            moments = [moment for _, each in small for moment in each.moments]
+            self._put(epoch, Segment(small[0][1].start, log, moments))
+            self._objects.delete([name.object for name, _ in small])
 
     def _read(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of one file of the log.
@@ -312,6 +333,7 @@ class Copier:
         name = SnapshotName(epoch.number, time_ms, self._log_start, self._end)
         moment = Moment(time_ms, self._end, self._tables.all())
         self._objects.put(name.object, encode(Segment(self._end, b"", [moment])))
+        self._has_snapshot = True
         self._snapshot_due_ms = self._clock.steady_ms() + self._options.snapshot_interval
         _log.debug("copy.snapshot_written", to=self._to, tables=len(moment.tables), end_offset=self._end)
         self._delete_old(self._clock.now_ms() - self._options.keep)
@@ -351,6 +373,7 @@ class Copier:
                     f"{history}); give mqtemplate.copy.to a place of its own"
                 )
         catalogue = Catalogue.read(self._objects)
+        self._has_snapshot = bool(catalogue.snapshots)
         previous = catalogue.epochs[-1] if catalogue.epochs else None
         if previous is not None:
             self._check_ended(catalogue, previous)
@@ -364,7 +387,7 @@ class Copier:
         if not self._objects.create(epoch.object, to_json(epoch)):
             raise CopyError(f"another process begins to copy to {self._to} at this moment")
         self._epoch, self._end, self._log_start = epoch, start, self._store.start_offset
-        self._tables = _Tables(self._folder)
+        self._tables, self._small = _Tables(self._folder), []
         self._snapshot_due_ms = self._sign_due_ms = self._clock.steady_ms()
         _log.info("copy.started", to=self._to, epoch=number, start_offset=start)
         return epoch
@@ -489,8 +512,11 @@ class CopiedBroker(EmbeddedBroker):
         self._copier.end()
         if self._thread is not None:
             self._thread.stop()
-        has_begun = self._bounded(self._copier.begin)  # a program may end before the first step
-        super().close()
+        has_begun = False
+        try:
+            has_begun = self._bounded(self._copier.begin)  # a program may end before the first step
+        finally:
+            super().close()
         if not (has_begun and self._bounded(self._copier.finish)) or self._copier.error is not None:
             health = self._copier.health()
             _log.warning("copy.incomplete", to=health.to, lag_bytes=health.lag_bytes, lag_ms=health.lag_ms)

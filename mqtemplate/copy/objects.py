@@ -227,6 +227,22 @@ class RemoteObjects(ObjectStore):
             return dict(sorted((each["path"], int(each["size"])) for page in pages for each in page))
 
     def delete(self, names: Iterable[str]) -> None:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError), self._mapped(name):
+        names = list(names)
+        if not names:
+            return
+        try:
+            with self._mapped(names[0]):
+                self._library.delete(self._store, names)
+        except CopyError as exc:
+            if not isinstance(exc.__cause__, FileNotFoundError):
+                raise
+            for name in names:  # some stores stop at a missing object
+                self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        try:
+            with self._mapped(name):
                 self._library.delete(self._store, name)
+        except CopyError as exc:
+            if not isinstance(exc.__cause__, FileNotFoundError):
+                raise

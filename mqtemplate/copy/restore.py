@@ -129,7 +129,7 @@ def verify_copy(
     names: list[SegmentName | SnapshotName] = [*catalogue.snapshots, *catalogue.segments]
     for name in names:
         try:
-            catalogue.segment(name)
+            catalogue.merged_segment(name) if isinstance(name, SegmentName) else catalogue.segment(name)
         except CopyError as exc:
             problems.append(str(exc))
         on_progress(1)
@@ -313,6 +313,7 @@ class _Restoring:
         self._at = plan.snapshot.log_start
         self._rest: Iterator[Piece] = iter(plan.pieces)
         self._cut: int | None = None
+        self._last: SegmentName | None = None
         self._after_cut = b""
         self.tables: dict[str, bytes | None] = {}
         self.later = _Later()
@@ -334,7 +335,10 @@ class _Restoring:
             raise self._missing()
 
     def _write_piece(self, piece: Piece) -> None:
-        segment = self._catalogue.segment(piece.name)
+        if self._last is not None and self._last.has(piece.name):
+            return  # it was merged while this restore runs, and is written
+        self._last, segment = self._catalogue.merged_segment(piece.name)
+        piece = Piece(self._last, max(piece.end, min(self._last.end, piece.limit)), piece.limit)
         until_ms = self._plan.until_ms
         earlier = [each for each in segment.moments if until_ms is None or each.time_ms <= until_ms]
         for moment in earlier:
@@ -386,8 +390,8 @@ class _Restoring:
         yield from records.feed(self._after_cut)
         for piece in self._rest:
             if piece.end > self._at and piece.name.start <= self._at:
-                log = self._catalogue.segment(piece.name).log
-                yield from records.feed(log[self._at - piece.name.start : piece.end - piece.name.start])
+                name, segment = self._catalogue.merged_segment(piece.name)
+                yield from records.feed(segment.log[self._at - name.start : piece.end - name.start])
                 self._at = piece.end
 
     def _count(self, record: StoredRecord, replaced: set[int]) -> None:

@@ -146,6 +146,47 @@ def test_health_is_down_above_the_allowed_lag(shop: Shop) -> None:
         assert found.details["error"] == f"{shop.url}: no route to host"
 
 
+def test_segments_of_a_minute_become_one(shop: Shop, tmp_path: Path) -> None:
+    """A restore reads an object for each minute, and has each moment in it."""
+    with shop.broker() as broker:
+        harness = Harness(broker)
+        for number in range(150):
+            send(broker, f"message-{number}")
+            harness.advance("1s")
+            if number == 74:
+                moment_ms = shop.clock.now_ms() - 1
+
+        assert len(shop.objects.list("segments/")) < 40
+    restore_store(shop.url, tmp_path / "restored", moment_ms, settings=small_settings(), clock=shop.clock)
+    found = opened_state(tmp_path / "restored", moment_ms)
+    assert found.delivered == [f"message-{number}" for number in range(75)]
+    assert verify_copy(shop.url).problems == ()
+
+
+def test_a_restore_goes_on_when_segments_become_one_meanwhile(shop: Shop, tmp_path: Path) -> None:
+    """The names were read before the original merged the segments that they name."""
+    with shop.broker() as broker:
+        harness = Harness(broker)
+        for number in range(59):
+            send(broker, f"message-{number}")
+            harness.advance("1s")
+        is_merged = False
+
+        def merge(count: int) -> None:
+            nonlocal is_merged
+            if not is_merged:
+                is_merged = True
+                send(broker, "the last")
+                harness.advance("5s")
+
+        report = restore_store(
+            shop.url, tmp_path / "fork", fork=True, settings=small_settings(), on_progress=merge, clock=shop.clock
+        )
+
+    assert is_merged
+    assert report.store.message_count >= 59
+
+
 # --- one history --------------------------------------------------------------------------------
 
 
