@@ -15,7 +15,7 @@ from mqtemplate.copy.catalogue import is_copied_table
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import StoreError
 from mqtemplate.pending import PendingQuery
-from mqtemplate.processes import absolute_path
+from mqtemplate.processes import OPEN_FLAGS, absolute_path
 from mqtemplate.record.codec import BadRecordError
 from mqtemplate.store.checkpoint import StoreCheckpoint, file_sizes
 from mqtemplate.store.commit_log import LogReader, LogScan
@@ -89,16 +89,12 @@ class NewStore:
             part = view[: start + self._file_size - physical_offset]
             path = self.path / _PARTIAL_LOG / file_name(start)
             with disk_errors("write to", path, len(part)):
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
+                with os.fdopen(fd, "r+b") as file:
                     if os.fstat(fd).st_size != self._file_size:
-                        os.ftruncate(fd, self._file_size)
-                    at = physical_offset - start
-                    done = 0
-                    while done < len(part):
-                        done += os.pwrite(fd, part[done:], at + done)
-                finally:
-                    os.close(fd)
+                        file.truncate(self._file_size)
+                    file.seek(physical_offset - start)
+                    file.write(part)
             physical_offset += len(part)
             view = view[len(part) :]
 
@@ -149,7 +145,7 @@ class NewStore:
                 _sync(path)
             (self.path / _PARTIAL_LOG).rename(self.path / "commitlog")
             for folder in (self.path / "commitlog", self.path / "config", self.path, self.path.parent):
-                _sync(folder)
+                Disk().sync_folder(folder)
         settings = dataclasses.replace(settings, topics=(), mapped_file_size_commit_log=None)
         now_ms = (clock or SystemClock()).now_ms()
         with EmbeddedBroker(self.path, settings, VirtualClock(now_ms)) as broker:
@@ -189,11 +185,8 @@ def _queues(broker: EmbeddedBroker, topics: Iterable[str]) -> Iterator[ConsumeQu
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
 
 
 def backup_store(
@@ -228,7 +221,7 @@ def backup_store(
     try:
         new = NewStore(target, sizes.commit_log)
         for name, data in tables.items():
-            if data is not None and is_copied_table(name, len(data)):
+            if data is not None and is_copied_table(name):
                 new.write_table(name, data)
         for physical_offset, data in _log_pieces(log):
             new.write_log(physical_offset, data)

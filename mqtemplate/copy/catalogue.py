@@ -37,7 +37,8 @@ ALIVE_MS = 60_000
 
 _NOT_COPIED = ("delayOffset.json", "timercheck", "timermetrics", "figures.jsonl", "localServer.json")
 """Tables that a start computes from the commit log, or that describe the process which has the directory open."""
-_MAX_TABLE_BYTES = 64 << 20
+MAX_TABLE_BYTES = 256 << 20
+"""A larger table is left out of a copy, which is logged."""
 
 _MAGIC = b"MQTCOPY1"
 _HEAD = struct.Struct(">8sII")  # magic, size of the header, CRC-32 of the header
@@ -167,10 +168,10 @@ def read_json(objects: ObjectStore, name: str) -> dict[str, Any]:
     return value
 
 
-def is_copied_table(name: str, size: int) -> bool:
+def is_copied_table(name: str) -> bool:
     """Return True for a file of ``config/`` that belongs to a backup or a copy."""
     base = name.removeprefix("config/")
-    return base not in _NOT_COPIED and not base.endswith((".bak", ".tmp", ".damaged")) and size <= _MAX_TABLE_BYTES
+    return base not in _NOT_COPIED and not base.endswith((".bak", ".tmp", ".damaged"))
 
 
 # --- segments and snapshots ---------------------------------------------------------------------

@@ -19,6 +19,7 @@ from mqtemplate.copy.catalogue import (
     ALIVE_MS,
     FORMAT,
     HISTORY_TABLE,
+    MAX_TABLE_BYTES,
     ROOT_OBJECT,
     Alive,
     Catalogue,
@@ -36,9 +37,11 @@ from mqtemplate.copy.catalogue import (
 )
 from mqtemplate.copy.objects import ObjectStore, open_objects
 from mqtemplate.engine.settings import CopyOptions, EmbeddedSettings
-from mqtemplate.errors import CopyError
+from mqtemplate.errors import ConfigurationError, CopyError
 from mqtemplate.event_log import get_logger
+from mqtemplate.processes import OPEN_FLAGS
 from mqtemplate.services import Service, ServiceThread, wall_time
+from mqtemplate.store.files.disk import pread
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import read_table, write_table
@@ -49,7 +52,7 @@ _PIECE = 8 << 20
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 60_000
 _SIGN_OF_LIFE_MS = 20_000
 _MERGED_COUNT = 60  # at an interval of a second, objects of a minute
-_FINISH_S = 10.0
+_END_S = 5.0
 
 
 def _contents(segment: Segment) -> Iterator[bytes | None]:
@@ -74,6 +77,7 @@ class _Tables:
         self._folder = folder
         self._copied: dict[str, _TableState] = {}
         self._found: dict[str, _TableState] = {}
+        self._too_large: set[str] = set()
 
     def changed(self) -> dict[str, bytes | None]:
         """Return the tables that differ from the copied ones; None for one that was deleted."""
@@ -106,8 +110,13 @@ class _Tables:
                     found = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                if stat.S_ISREG(found.st_mode) and is_copied_table(entry.name, found.st_size):
+                if not stat.S_ISREG(found.st_mode) or not is_copied_table(entry.name):
+                    continue
+                if found.st_size <= MAX_TABLE_BYTES:
                     yield f"config/{entry.name}", (found.st_mtime_ns, found.st_size, found.st_ino)
+                elif entry.name not in self._too_large:
+                    self._too_large.add(entry.name)
+                    _log.error("copy.table_left_out", table=entry.name, size=found.st_size, limit=MAX_TABLE_BYTES)
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -141,6 +150,7 @@ class Copier:
         self._to = options.to or ""
         self._objects: ObjectStore = open_objects(self._to, options.options)
         self._tables = _Tables(folder)
+        self._lock = threading.Lock()  # held during a step: at the end of the process, another one may hang
         self._epoch: Epoch | None = None
         self._end = 0
         self._log_start = 0
@@ -177,12 +187,13 @@ class Copier:
         return not self._is_refused() and self._due_ms <= self._clock.steady_ms()
 
     def _tried(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except (CopyError, OSError) as exc:
-            self._fail(exc)
-        else:
-            self._succeed()
+        with self._lock:
+            try:
+                action()
+            except (CopyError, OSError) as exc:
+                self._fail(exc)
+            else:
+                self._succeed()
 
     def _fail(self, exc: CopyError | OSError) -> None:
         self._failures.add()
@@ -319,9 +330,9 @@ class Copier:
         """
         file_size = self._store.sizes.commit_log
         start = physical_offset - physical_offset % file_size
-        fd = os.open(self._folder / "commitlog" / file_name(start), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(self._folder / "commitlog" / file_name(start), os.O_RDONLY | OPEN_FLAGS)
         try:
-            data = os.pread(fd, min(size, start + file_size - physical_offset), physical_offset - start)
+            data = pread(fd, min(size, start + file_size - physical_offset), physical_offset - start)
         finally:
             os.close(fd)
         if not data:
@@ -484,6 +495,11 @@ class CopiedBroker(EmbeddedBroker):
     ) -> None:
         super().__init__(path, settings, clock)
         assert self.path is not None, "a copy needs a directory"
+        if (copy.to or "").startswith(f"{self.path.as_uri()}/"):
+            raise ConfigurationError(
+                f"mqtemplate.copy.to is {copy.to!r}, in the store directory itself: it would be lost with it; name a "
+                "folder of another disk, or an object store"
+            )
         self._copier = Copier(self.store, self.path, copy)
         self._thread: ServiceThread | None = None
 
@@ -505,13 +521,13 @@ class CopiedBroker(EmbeddedBroker):
         return self._copier.health()
 
     def close(self) -> None:
-        """Close the files, then copy the rest of them, for ten seconds at most."""
+        """Close the files, then copy the rest of them. A place that hangs takes fifteen seconds at most."""
         lifecycle = self.engine.lifecycle
         if not lifecycle.is_open or not lifecycle.owner.is_current:
             return
         self._copier.end()
         if self._thread is not None:
-            self._thread.stop()
+            self._thread.stop(_END_S)
         has_begun = False
         try:
             has_begun = self._bounded(self._copier.begin)  # a program may end before the first step
@@ -528,5 +544,5 @@ class CopiedBroker(EmbeddedBroker):
             return True
         thread = threading.Thread(target=action, name="mqtemplate-copy", daemon=True)
         thread.start()
-        thread.join(_FINISH_S)
+        thread.join(_END_S)
         return not thread.is_alive()

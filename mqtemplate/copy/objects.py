@@ -14,6 +14,8 @@ from urllib.parse import unquote, urlsplit
 
 from mqtemplate.errors import ConfigurationError, CopyError
 from mqtemplate.extras import install_command
+from mqtemplate.processes import OPEN_FLAGS
+from mqtemplate.store.files.disk import Disk
 
 _REMOTE = {"s3": "Amazon S3 and what speaks its protocol", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
 _PREFIXES = {"s3": "aws_", "gs": "google_", "az": "azure_"}
@@ -108,7 +110,7 @@ class FolderObjects(ObjectStore):
         with _folder_errors(self.url, name):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
-                fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
                 with os.fdopen(fd, "wb") as file:
                     file.write(data)
                     file.flush()
@@ -116,7 +118,7 @@ class FolderObjects(ObjectStore):
                 publish(new, path)
             finally:
                 new.unlink(missing_ok=True)
-            _sync_folder(path.parent)
+            Disk().sync_folder(path.parent)
 
     def get(self, name: str) -> bytes:
         with _folder_errors(self.url, name):
@@ -137,14 +139,6 @@ class FolderObjects(ObjectStore):
         for name in names:
             with _folder_errors(self.url, name):
                 (self.path / name).unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class RemoteObjects(ObjectStore):

@@ -19,7 +19,7 @@ from mqtemplate.copy.catalogue import Catalogue, Epoch, to_json
 from mqtemplate.copy.objects import FolderObjects, ObjectStore
 from mqtemplate.copy.restore import list_copy, restore_store, verify_copy
 from mqtemplate.engine.settings import CopyOptions
-from mqtemplate.errors import CopyError
+from mqtemplate.errors import ConfigurationError, CopyError
 from mqtemplate.message import Message
 from mqtemplate.observability.health import HealthChecks, Status, broker_checks
 from mqtemplate.observability.settings import HealthSettings
@@ -150,11 +150,10 @@ def test_segments_of_a_minute_become_one(shop: Shop, tmp_path: Path) -> None:
     """A restore reads an object for each minute, and has each moment in it."""
     with shop.broker() as broker:
         harness = Harness(broker)
+        moment_ms = shop.clock.now_ms() + 74_999  # the millisecond before the next message
         for number in range(150):
             send(broker, f"message-{number}")
             harness.advance("1s")
-            if number == 74:
-                moment_ms = shop.clock.now_ms() - 1
 
         assert len(shop.objects.list("segments/")) < 40
     restore_store(shop.url, tmp_path / "restored", moment_ms, settings=small_settings(), clock=shop.clock)
@@ -185,6 +184,12 @@ def test_a_restore_goes_on_when_segments_become_one_meanwhile(shop: Shop, tmp_pa
 
     assert is_merged
     assert report.store.message_count >= 59
+
+
+def test_a_copy_in_the_directory_itself_is_refused(tmp_path: Path) -> None:
+    inside = CopyOptions(to=f"file://{tmp_path}/store/copy")
+    with pytest.raises(ConfigurationError, match="in the store directory itself: it would be lost with it"):
+        CopiedBroker(tmp_path / "store", None, None, copy=inside)
 
 
 # --- one history --------------------------------------------------------------------------------
