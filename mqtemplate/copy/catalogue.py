@@ -5,7 +5,7 @@
     copy.json                                   format, and the id of the history that this is a copy of
     epochs/<number>.json                        one for each start of the copying process
     alive/<number>.json                         when that process was last seen, and whether it has ended
-    segments/<epoch>/<start>-<end>-<ms>-<ms>    bytes of the commit log, and the tables that changed
+    segments/<epoch>/<start>-<end>-<ms>-<ms>-1  bytes of the commit log, and the tables that changed
     snapshots/<epoch>-<ms>-<start>-<end>        all tables, and where the log began and ended
 
 An epoch begins where the log of the epoch before ends for it, as Kafka's leader epochs do: what an older process writes
@@ -57,7 +57,9 @@ class SegmentName(NamedTuple):
         start: Physical offset of its first byte.
         end: Physical offset after its last byte; *start* if only tables changed.
         first_ms: Time of its first moment.
-        last_ms: Time of its last one: all records stored until then and before *end* are in segments up to this one.
+        last_ms: Time of its last one. No record in it was stored later.
+        is_complete: 1 if everything that was stored until *last_ms* is in segments up to this one; 0 if the next one
+            has more of it.
     """
 
     epoch: int
@@ -65,6 +67,7 @@ class SegmentName(NamedTuple):
     end: int
     first_ms: int
     last_ms: int
+    is_complete: int
 
     def has(self, other: SegmentName) -> bool:
         """Return True if this segment has all that another one has."""
@@ -79,7 +82,8 @@ class SegmentName(NamedTuple):
     @property
     def object(self) -> str:
         """Name of the object."""
-        return f"segments/{self.epoch:08d}/{self.start:020d}-{self.end:020d}-{self.first_ms:013d}-{self.last_ms:013d}"
+        span = f"{self.start:020d}-{self.end:020d}-{self.first_ms:013d}-{self.last_ms:013d}"
+        return f"segments/{self.epoch:08d}/{span}-{self.is_complete}"
 
 
 class SnapshotName(NamedTuple):
@@ -130,11 +134,13 @@ class Alive:
     """Last sign of life of an epoch.
 
     Attributes:
-        time_ms: Everything stored until then is in the copy.
+        seen_ms: Time of the sign.
+        copied_ms: Everything stored until then is in the copy.
         is_closed: The process has stopped copying, and will not write again.
     """
 
-    time_ms: int
+    seen_ms: int
+    copied_ms: int
     is_closed: bool
 
 
@@ -198,10 +204,10 @@ class Segment(NamedTuple):
     log: bytes
     moments: Sequence[Moment]
 
-    def name_in(self, epoch: int) -> SegmentName:
+    def name_in(self, epoch: int, is_complete: int) -> SegmentName:
         """Return its name in an epoch."""
         first, last = self.moments[0], self.moments[-1]
-        return SegmentName(epoch, self.start, last.end, first.time_ms, last.time_ms)
+        return SegmentName(epoch, self.start, last.end, first.time_ms, last.time_ms, is_complete)
 
 
 def encode(segment: Segment) -> bytes:
@@ -391,11 +397,16 @@ class Catalogue:
 
     def alive(self, epoch: Epoch) -> Alive:
         """Return the last sign of life of an epoch: its own object, or its last segment."""
-        last_ms = max([epoch.time_ms, *(each.last_ms for each in self._of_epoch.get(epoch.number, ()))])
-        if alive_object(epoch.number) not in self.sizes:
-            return Alive(last_ms, is_closed=False)
-        table = read_json(self.objects, alive_object(epoch.number))
-        return Alive(max(last_ms, int(table.get("time_ms", 0))), bool(table.get("is_closed")))
+        own = self._of_epoch.get(epoch.number, ())
+        table: dict[str, Any] = {}
+        if alive_object(epoch.number) in self.sizes:
+            table = read_json(self.objects, alive_object(epoch.number))
+        seen_ms = max([epoch.time_ms, int(table.get("seen_ms", 0)), *(each.last_ms for each in own)])
+        copied_ms = max([int(table.get("copied_ms", 0)), *(each.last_ms for each in own if each.is_complete)])
+        before = [each for each in self.epochs if each.number < epoch.number]
+        if not copied_ms and before:  # it has just begun
+            copied_ms = self.alive(before[-1]).copied_ms
+        return Alive(seen_ms, copied_ms, bool(table.get("is_closed")))
 
     def segment(self, name: SegmentName | SnapshotName) -> Segment:
         """Return a segment or a snapshot, verified.

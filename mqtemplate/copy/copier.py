@@ -283,7 +283,8 @@ class Copier:
             return
         self._tables.copied()
         self._copied_ms = time_ms
-        if self._snapshot_due_ms <= self._clock.steady_ms() and not is_last:
+        is_due = self._snapshot_due_ms <= self._clock.steady_ms() and not is_last
+        if is_due or not self._has_snapshot:
             self._take_snapshot(epoch, time_ms)
 
     def _copy_log(self, epoch: Epoch, end: int, moment: Moment) -> bool:
@@ -296,22 +297,22 @@ class Copier:
             data = self._read(self._end, min(_PIECE, end - self._end))
             is_last = self._end + len(data) == end
             here = moment if is_last else Moment(moment.time_ms, self._end + len(data), {})
-            self._put_small(epoch, Segment(self._end, data, [here]))
+            self._put_small(epoch, Segment(self._end, data, [here]), int(is_last))
             self._end += len(data)
             if self._is_ending and not is_last:
                 return False
         return True
 
-    def _put(self, epoch: Epoch, segment: Segment) -> SegmentName:
-        name = segment.name_in(epoch.number)
+    def _put(self, epoch: Epoch, segment: Segment, is_complete: int) -> SegmentName:
+        name = segment.name_in(epoch.number, is_complete)
         data = encode(segment)
         self._objects.put(name.object, data)
         self._copied_bytes.add(len(data))
         return name
 
-    def _put_small(self, epoch: Epoch, segment: Segment) -> None:
+    def _put_small(self, epoch: Epoch, segment: Segment, is_complete: int = 1) -> None:
         """Write a segment. Write the last ones again as one when they are many: a restore reads few objects."""
-        self._small.append((self._put(epoch, segment), segment))
+        self._small.append((self._put(epoch, segment, is_complete), segment))
         size = sum(len(each.log) + sum(map(len, filter(None, _contents(each)))) for _, each in self._small)
         if len(self._small) < _MERGED_COUNT and size < _PIECE:
             return
@@ -319,7 +320,7 @@ class Copier:
         if len(small) > 1:
             log = b"".join(each.log for _, each in small)
             moments = [moment for _, each in small for moment in each.moments]
-            self._put(epoch, Segment(small[0][1].start, log, moments))
+            self._put(epoch, Segment(small[0][1].start, log, moments), small[-1][0].is_complete)
             self._objects.delete([name.object for name, _ in small])
 
     def _read(self, physical_offset: int, size: int) -> bytes:
@@ -417,10 +418,10 @@ class Copier:
         if (previous.host, previous.folder) == (socket.gethostname(), str(self._folder)):
             return
         alive = catalogue.alive(previous)
-        if not alive.is_closed and self._clock.now_ms() - alive.time_ms < ALIVE_MS:
+        if not alive.is_closed and self._clock.now_ms() - alive.seen_ms < ALIVE_MS:
             raise CopyError(
                 f"process {previous.pid} on {previous.host} copies {previous.folder} to {self._to}, and was "
-                f"alive at {time_text(alive.time_ms)}; this process goes on with the copy when that one has been "
+                f"alive at {time_text(alive.seen_ms)}; this process goes on with the copy when that one has been "
                 f"silent for {ALIVE_MS // 1_000} s. Two brokers must not have one history: stop one, or restore "
                 "with --fork and give it a place of its own"
             )
@@ -468,7 +469,7 @@ class Copier:
 
     def _show_alive(self, *, is_closed: bool = False) -> None:
         assert self._epoch is not None, "the copy has begun"
-        sign = Alive(self._copied_ms or self._epoch.time_ms, is_closed)
+        sign = Alive(self._clock.now_ms(), self._copied_ms or 0, is_closed)
         self._objects.put(alive_object(self._epoch.number), to_json(sign))
         self._sign_due_ms = self._clock.steady_ms() + _SIGN_OF_LIFE_MS
 

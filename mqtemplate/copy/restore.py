@@ -84,7 +84,7 @@ def list_copy(url: str, options: Mapping[str, str] | None = None, clock: Clock |
         url=url,
         history=catalogue.history,
         first_ms=min((each.time_ms for each in catalogue.snapshots), default=None),
-        last_ms=catalogue.alive(last).time_ms if last is not None else None,
+        last_ms=catalogue.alive(last).copied_ms if last is not None else None,
         epochs=tuple(catalogue.epochs),
         snapshots=tuple(catalogue.snapshots),
         segment_count=len(catalogue.segments),
@@ -96,7 +96,7 @@ def list_copy(url: str, options: Mapping[str, str] | None = None, clock: Clock |
 
 def _is_alive(catalogue: Catalogue, epoch: Epoch, now_ms: int) -> bool:
     alive = catalogue.alive(epoch)
-    return not alive.is_closed and now_ms - alive.time_ms < ALIVE_MS
+    return not alive.is_closed and now_ms - alive.seen_ms < ALIVE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def _check_original(catalogue: Catalogue, now_ms: int) -> None:
     if _is_alive(catalogue, last, now_ms):
         raise CopyError(
             f"the original is alive: process {last.pid} on {last.host} copied {last.folder} at "
-            f"{time_text(catalogue.alive(last).time_ms)}; {hint}. A process that was killed counts as alive for "
+            f"{time_text(catalogue.alive(last).seen_ms)}; {hint}. A process that was killed counts as alive for "
             f"{ALIVE_MS // 1_000} s"
         )
 
@@ -273,7 +273,7 @@ def _plan(catalogue: Catalogue, until_ms: int | None) -> _Plan:
     for later in catalogue.epochs:
         if later.number > epoch.number and later.start >= max([epoch.start, *(each.end for each in pieces)]):
             epoch, pieces = later, catalogue.pieces(later)
-    last_ms = catalogue.alive(epoch).time_ms
+    last_ms = catalogue.alive(epoch).copied_ms
     snapshot = catalogue.snapshot_at(epoch, until_ms)
     if snapshot is None:
         first_ms = min((each.time_ms for each in catalogue.snapshots), default=None)
@@ -355,6 +355,8 @@ class _Restoring:
         if until_ms is not None and piece.name.last_ms > until_ms:
             certain = max([start, *(each.end for each in earlier)])
             self._cut = self._new.first_record_after(until_ms, certain)
+            if self._cut is None and self._last.is_complete:
+                self._cut = self._at
             if self._cut is not None:
                 self._after_cut = data[max(self._cut - start, 0) :]
                 self._new.cut(self._cut)

@@ -37,9 +37,10 @@ class FailingObjects(ObjectStore):
         self.url = url
         self.is_down = False
         self.put_count = 0
+        self.fails_after: int | None = None
 
     def _check(self) -> None:
-        if self.is_down:
+        if self.is_down or (self.fails_after is not None and self.put_count >= self.fails_after):
             raise CopyError(f"{self.url}: no route to host")
 
     def put(self, name: str, data: bytes) -> None:
@@ -292,6 +293,24 @@ def test_an_owner_elsewhere_is_waited_for_while_it_is_alive(shop: Shop) -> None:
         harness.advance("2m")
         assert broker.copy_health().error is None
     assert [each.number for each in shop.catalogue().epochs] == [1, 2, 3]
+
+
+def test_a_moment_counts_once_everything_until_then_is_copied(shop: Shop, tmp_path: Path) -> None:
+    """The copy stops between two parts of one second: the moment before is the last one, and the part does no harm."""
+    with shop.broker() as broker:
+        harness = Harness(broker)
+        send(broker, "one")
+        harness.advance("2s")
+        last_ms = list_copy(shop.url, clock=shop.clock).last_ms
+        send(broker, *(f"{number}-{'x' * 800}" for number in range(30)))  # more than one file of the log
+        shop.objects.fails_after = shop.objects.put_count + 1
+        harness.advance("2s")
+
+        assert list_copy(shop.url, clock=shop.clock).last_ms == last_ms
+        with pytest.raises(CopyError, match="has no such moment: the copy ends at"):
+            restore_store(shop.url, tmp_path / "late", shop.clock.now_ms(), fork=True, clock=shop.clock)
+        restore_store(shop.url, tmp_path / "last", fork=True, settings=small_settings(), clock=shop.clock)
+    assert opened_state(tmp_path / "last", shop.clock.now_ms()).delivered[0] == "one"
 
 
 # --- retention ----------------------------------------------------------------------------------

@@ -122,8 +122,8 @@ def test_each_damaged_byte_of_a_segment_is_found() -> None:
 
 def test_a_merged_segment_hides_those_that_it_replaces(tmp_path: Path) -> None:
     """A process that is killed between the write and the deletions leaves both."""
-    parts = [SegmentName(1, 0, 10, 5, 5), SegmentName(1, 10, 10, 6, 6), SegmentName(1, 10, 30, 7, 7)]
-    merged, following = SegmentName(1, 0, 30, 5, 7), SegmentName(1, 30, 40, 8, 8)
+    parts = [SegmentName(1, 0, 10, 5, 5, 1), SegmentName(1, 10, 10, 6, 6, 1), SegmentName(1, 10, 30, 7, 7, 1)]
+    merged, following = SegmentName(1, 0, 30, 5, 7, 1), SegmentName(1, 30, 40, 8, 8, 1)
     names = {each.object: 1 for each in [*parts, merged, following]}
 
     assert Catalogue(folder(tmp_path), "", [], names).segments == [merged, following]
