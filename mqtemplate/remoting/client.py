@@ -43,6 +43,7 @@ class ConnectionPool:
     Args:
         start_connection: Called with a new stream and its remote address; it must not use the pool. A callback that
             removes the connection waits until the pool has added it.
+        origin_of: See `RemotingClient`.
     """
 
     def __init__(
@@ -50,10 +51,12 @@ class ConnectionPool:
         timeout_ms: int,
         context: ssl.SSLContext | None,
         start_connection: Callable[[Stream, HostAddress], Connection],
+        origin_of: Callable[[str], str | None] = lambda address: None,
     ) -> None:
         self._timeout_s = timeout_ms / 1_000
         self._context = context
         self._start_connection = start_connection
+        self._origin_of = origin_of
         self._lock = threading.Lock()
         self._attempts: dict[str, _Attempts] = {}
         self._by_address: dict[str, Connection] = {}
@@ -118,7 +121,13 @@ class ConnectionPool:
             connection.close("the client is closed")
 
     def _connect(self, address: str, timeout_s: float) -> Connection:
-        stream, remote = connect(parse_address(address), timeout_s, self._context)
+        try:
+            stream, remote = connect(parse_address(address), timeout_s, self._context)
+        except RemoteConnectError as exc:
+            origin = self._origin_of(address)
+            if origin is None:
+                raise
+            raise RemoteConnectError(f"{exc}; {origin}") from exc
         with self._lock:
             if self._is_closed:
                 stream.socket.close()
@@ -163,6 +172,8 @@ class RemotingClient:
 
     Args:
         on_close: Called in the I/O thread with the address of each connection that has ended.
+        origin_of: Returns where an address came from, and what to do if it is wrong; errors of an attempt to connect
+            end with it.
 
     Raises:
         ConfigurationError: A file of the TLS settings cannot be used.
@@ -174,6 +185,8 @@ class RemotingClient:
         clock: Clock,
         on_request: OnRequest | None = None,
         on_close: Callable[[str], None] = lambda address: None,
+        *,
+        origin_of: Callable[[str], str | None] = lambda address: None,
     ) -> None:
         self.limits = settings.limits
         self.partial_input = self.unread_output = MemoryLimit()
@@ -182,7 +195,7 @@ class RemotingClient:
         self._credentials = settings.credentials
         self._on_request = on_request
         context = None if settings.tls is None else client_context(settings.tls)
-        self._pool = ConnectionPool(settings.connect_timeout_ms, context, self._start_connection)
+        self._pool = ConnectionPool(settings.connect_timeout_ms, context, self._start_connection, origin_of)
         self._on_close = on_close
         self._connectors = ThreadPoolExecutor(_CONNECT_THREADS, "mqtemplate-client-connect")
         self._workers = ThreadPoolExecutor(settings.request_workers, "mqtemplate-client-worker")

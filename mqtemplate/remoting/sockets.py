@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -44,6 +45,72 @@ def parse_address(text: str) -> HostAddress:
             "brackets: 127.0.0.1:10911, broker.example.org:10911, [::1]:10911"
         )
     return HostAddress(host, number)
+
+
+_PORT = re.compile(r":(\d+|\*)")
+_NOT_IN_HOSTS = frozenset("{}* /")
+
+
+class AddressMap:
+    """Addresses at which this machine reaches brokers that register others, as those behind NAT or in containers do.
+
+    Args:
+        entries: Registered address -> address to connect to. A registered one is ``host`` or ``host:port``, in which
+            ``*`` stands for any characters; of several that match, one without ``*`` is used, else the first. An
+            address to connect to may contain ``{host}`` and ``{port}`` of the registered one; without a port it gets
+            that port.
+
+    Raises:
+        ConfigurationError: An entry has another form.
+    """
+
+    def __init__(self, entries: Mapping[str, str]) -> None:
+        self._entries = [
+            (_address_pattern(registered), reached.strip())
+            for registered, reached in sorted(entries.items(), key=lambda entry: "*" in entry[0])
+        ]
+        for registered, reached in entries.items():
+            try:
+                host = parse_address(_filled(reached.strip(), "127.0.0.1", "10911")).ip
+            except ConfigurationError:
+                host = ""
+            if not host or not _NOT_IN_HOSTS.isdisjoint(host):
+                raise ConfigurationError(
+                    f"{registered!r} has {reached!r}, which is no address; write host, host:port, or "
+                    "either with {host} and {port} of the registered address"
+                )
+
+    def __call__(self, address: str) -> str:
+        """Return the address to connect to for a registered ``host:port``; the same if no entry matches."""
+        host, _, port = address.rpartition(":")
+        for pattern, reached in self._entries:
+            if pattern.fullmatch(address):
+                return _filled(reached, host, port)
+        return address
+
+
+def _address_pattern(text: str) -> re.Pattern[str]:
+    """Return the expression for registered addresses of an entry; without a port it matches each port."""
+    host, port = text.strip(), r":\d+"
+    found = _PORT.fullmatch(host, max(host.rfind(":"), 0))
+    if found and (host.startswith("[") or host.count(":") == 1):
+        host = host[: found.start()]
+        port = port if found[1] == "*" else found[0]
+    elif ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    if not host or any(character.isspace() for character in host):
+        raise ConfigurationError(
+            f"{text!r} is no address that brokers register; write host or host:port, with * for any "
+            "characters: 172.18.*, 172.18.*:10911, broker-0"
+        )
+    return re.compile(re.escape(host).replace(r"\*", ".*") + port, re.IGNORECASE)
+
+
+def _filled(reached: str, host: str, port: str) -> str:
+    if reached.count(":") > 1 and not reached.startswith("["):
+        reached = f"[{reached}]"
+    has_port = reached.endswith(":{port}") or _PORT.fullmatch(reached, max(reached.rfind(":"), 0))
+    return (reached if has_port else f"{reached}:{{port}}").replace("{host}", host).replace("{port}", port)
 
 
 def peer_address(sockaddr: Any) -> HostAddress:

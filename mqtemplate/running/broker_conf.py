@@ -457,9 +457,11 @@ def _put_addresses(root: ConfigNode, entries: Mapping[str, PropertyEntry], file:
 
 
 def _is_loopback(ip: str) -> bool:
+    if ip == "localhost":
+        return True
     try:
         return ipaddress.ip_address(ip).is_loopback
-    except ValueError:  # the check of the setting reports it
+    except ValueError:  # a host name
         return False
 
 

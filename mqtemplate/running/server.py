@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import secrets
 import socket
@@ -15,15 +16,19 @@ from mqtemplate.context.settings.broker import ServerSettings, ServerTlsSettings
 from mqtemplate.context.settings.rocketmq import EmbeddedStore
 from mqtemplate.context.settings.source import read_again
 from mqtemplate.errors import ConfigurationError
+from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import prompt_threads
 from mqtemplate.remoting.settings import ClientAuth, RemotingServerSettings, ServerTls, TlsMode
+from mqtemplate.remoting.sockets import reason_of
 from mqtemplate.running.reload import LOG_LEVEL, ConfigReload, ReloadablePart, delay_levels
 from mqtemplate.server.acl.settings import Account
 from mqtemplate.server.broker_server import LocalCluster
 from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.server.state.settings import BrokerServerSettings, ServerOptions
 from mqtemplate.store.settings import FlushDiskType
+
+_log = get_logger("mqtemplate.server")
 
 
 def local_cluster(
@@ -105,15 +110,27 @@ def _with_port(listen: HostAddress) -> HostAddress:
 
 
 def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
-    listen_host = server.listen
-    if server.advertise is not None:
-        listen_host = HostAddress(server.advertise.ip, server.advertise.port or server.listen.port)
-    broker = dataclasses.replace(settings.mqtemplate.broker, listen_host=listen_host)
+    broker = dataclasses.replace(settings.mqtemplate.broker, listen_host=_recorded_host(server))
     if (path := settings.copied_path) is not None:
         from mqtemplate.copy.copier import CopiedBroker  # few have a copy
 
         return CopiedBroker(path, broker, None, copy=settings.mqtemplate.copy_)
     return EmbeddedBroker(settings.store_path, broker)
+
+
+def _recorded_host(server: ServerSettings) -> HostAddress:
+    """Return the address in records and message ids, which is numeric: that of the host name that clients get."""
+    advertised = server.advertise
+    if advertised is None:
+        return server.listen
+    port = advertised.port or server.listen.port
+    try:
+        infos = socket.getaddrinfo(advertised.ip, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        ip = "127.0.0.1" if ipaddress.ip_address(server.listen.ip).is_unspecified else server.listen.ip
+        _log.warning("server.name_not_resolved", advertise=str(advertised), reason=reason_of(exc), in_message_ids=ip)
+        return HostAddress(ip, port)
+    return HostAddress(str(min(infos, key=lambda info: info[0] != socket.AF_INET)[4][0]).partition("%")[0], port)
 
 
 def _tls(tls: ServerTlsSettings) -> ServerTls | None:

@@ -333,7 +333,9 @@ class BrokerServer(Generic[EngineT]):
 
     @property
     def address(self) -> HostAddress:
-        """Address in routes: the engine's host, with the port that the server really listens on."""
+        """Address in routes: the advertised one, else the engine's host, with the port that the server really has."""
+        if self.settings.advertise is not None:
+            return HostAddress(self.settings.advertise.ip, self.settings.advertise.port or self.remoting.address.port)
         host = self._engine.settings.listen_host
         if host.port in (0, self.settings.listen.port):
             return HostAddress(host.ip, self.remoting.address.port)

@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.sockets import parse_address, peer_address
+from mqtemplate.remoting.sockets import AddressMap, parse_address, peer_address
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,51 @@ def test_a_port_of_thousands_of_digits_is_refused_in_a_short_text() -> None:
 def test_the_address_of_a_peer_has_the_form_that_records_store(sockaddr: tuple[str, int], expected: str) -> None:
     """A born host has 4 or 16 bytes. An IPv4 address that a dual-stack socket maps to IPv6 must have 4."""
     assert str(peer_address(sockaddr)) == expected
+
+
+# --- addresses of other networks --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entries", "registered", "expected"),
+    [
+        ({}, "172.18.0.3:10911", "172.18.0.3:10911"),
+        ({"172.18.*": "localhost:{port}"}, "172.18.0.3:10911", "localhost:10911"),
+        ({"172.18.*": "localhost"}, "172.18.0.3:10911", "localhost:10911"),
+        ({"172.18.*": "localhost"}, "172.19.0.3:10911", "172.19.0.3:10911"),
+        ({"172.18.*:10911": "mq.example.org:31911"}, "172.18.0.3:10911", "mq.example.org:31911"),
+        ({"172.18.*:10911": "mq.example.org:31911"}, "172.18.0.3:10912", "172.18.0.3:10912"),
+        ({"Broker-0": "10.0.0.5:31911"}, "broker-0:10911", "10.0.0.5:31911"),
+        ({"broker-?": "10.0.0.5"}, "broker-0:10911", "broker-0:10911"),
+        ({"broker-*": "{host}.mq.example.org:{port}"}, "broker-0:10911", "broker-0.mq.example.org:10911"),
+        ({"*:*": "localhost", "172.18.0.3": "10.0.0.5"}, "172.18.0.3:10911", "10.0.0.5:10911"),
+        ({"172.*": "first", "172.18.*": "second"}, "172.18.0.3:10911", "first:10911"),
+        ({"fd00::3": "::1"}, "[fd00::3]:10911", "[::1]:10911"),
+        ({"[fd00::*]:10911": "[::1]:1"}, "[fd00::3]:10911", "[::1]:1"),
+        ({"[fd00::3]": "localhost"}, "[fd00::3]:10911", "localhost:10911"),
+    ],
+    ids=range(14),
+)
+def test_a_registered_address_is_mapped_to_the_one_that_is_reached(
+    entries: dict[str, str], registered: str, expected: str
+) -> None:
+    assert AddressMap(entries)(registered) == expected
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ({"": "localhost"}, "'' is no address that brokers register; write host or host:port, with *"),
+        ({"a b": "localhost"}, "'a b' is no address that brokers register"),
+        ({"broker-0": ""}, "'broker-0' has '', which is no address; write host, host:port, or either"),
+        ({"broker-0": "localhost:http"}, "'broker-0' has 'localhost:http', which is no address"),
+        ({"broker-0": "localhost:99999"}, "'broker-0' has 'localhost:99999', which is no address"),
+        ({"broker-0": "{name}:1"}, "'broker-0' has '{name}:1', which is no address"),
+    ],
+    ids=range(6),
+)
+def test_an_entry_that_is_no_address_is_refused(entries: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        AddressMap(entries)
+
+    assert text in str(raised.value)

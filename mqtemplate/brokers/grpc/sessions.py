@@ -28,7 +28,8 @@ from mqtemplate.errors import (
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import AddressScheme, ClientType, Code, GrpcMessageType, Permission
-from mqtemplate.message import MessageQueue, create_unique_id
+from mqtemplate.message import HostAddress, MessageQueue, create_unique_id
+from mqtemplate.remoting.sockets import AddressMap, parse_address
 
 _log = get_logger("mqtemplate.remote")
 
@@ -364,6 +365,7 @@ class Routes:
 
     def __init__(self, context: ProxyContext) -> None:
         self._context = context
+        self._reached_at = AddressMap(context.settings.address_map)
         self._routes: dict[str, Route] = {}
 
     def get(self, topic: str) -> Route:
@@ -407,9 +409,16 @@ class Routes:
         if answer.status.code in (Code.TOPIC_NOT_FOUND, Code.ILLEGAL_TOPIC):
             raise unknown_topic(topic, endpoints, answer.status.message)
         check_status(answer.status, operation, endpoints)
-        queues = tuple(_route_queue(topic, each) for each in answer.message_queues)
+        queues = tuple(self._route_queue(topic, each) for each in answer.message_queues)
         types = {kind for each in answer.message_queues for kind in each.accept_message_types}
         return Route(topic, queues, frozenset(GrpcMessageType(kind) for kind in types if kind in _KNOWN_TYPES))
+
+    def _route_queue(self, topic: str, given: Any) -> RouteQueue:
+        named = [str(HostAddress(each.host, each.port)) for each in given.broker.endpoints.addresses]
+        reached = [parse_address(self._reached_at(name)) for name in named]
+        endpoints = Endpoints(tuple((address.ip, address.port) for address in reached))
+        queue = MessageQueue(topic, given.broker.name, given.id)
+        return RouteQueue(queue, endpoints, given.permission in _READABLE, given.permission in _WRITABLE)
 
 
 _KNOWN_TYPES = frozenset(map(int, GrpcMessageType)) - {0}
@@ -421,9 +430,3 @@ def unknown_topic(topic: str, endpoints: Endpoints, reason: str) -> DestinationE
         f"topic {topic!r} is not known at {endpoints} ({reason}); the protocol creates no topics: let an administrator "
         f"do it, as by mqadmin updateTopic -c DefaultCluster -t {topic} -a +message.type=NORMAL"
     )
-
-
-def _route_queue(topic: str, given: Any) -> RouteQueue:
-    addresses = tuple((each.host, each.port) for each in given.broker.endpoints.addresses)
-    queue = MessageQueue(topic, given.broker.name, given.id)
-    return RouteQueue(queue, Endpoints(addresses), given.permission in _READABLE, given.permission in _WRITABLE)

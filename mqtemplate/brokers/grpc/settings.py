@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated, NamedTuple
 
@@ -13,6 +14,7 @@ from mqtemplate.delay.settings import DEFAULT_DELAY_LEVELS
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.record.compression import max_body_bytes
 from mqtemplate.remoting.identity import ClientTls, Credentials
+from mqtemplate.remoting.sockets import AddressMap
 
 _ADDRESS = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\s:;,/\[\]]+)):(?P<port>\d{1,5})")
 _ALLOWED = "'host:port', or several numeric addresses as '10.0.0.1:8081;10.0.0.2:8081'"
@@ -79,6 +81,9 @@ class GrpcSettings:
     endpoints: str
     """Address of the proxy as ``host:port``."""
 
+    address_map: Mapping[str, str] = field(default_factory=dict)
+    """Address of a proxy in routes -> address to connect to; see `AddressMap`."""
+
     namespace: str = ""
     """Namespace of topics and groups, sent beside them; empty for none."""
 
@@ -137,6 +142,7 @@ class GrpcSettings:
         return max_body_bytes(self.max_decompressed_size, self.max_message_size)
 
     def __post_init__(self) -> None:
+        AddressMap(self.address_map)
         try:
             Endpoints.parse(self.endpoints)
         except ValueError as exc:

@@ -22,6 +22,7 @@ from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import RequestCode, Version
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.group import ConsumerGroupRequestHeader
+from mqtemplate.remoting.sockets import AddressMap
 from mqtemplate.services import PeriodicService, Service
 from mqtemplate.topics import AUTO_CREATE_TOPIC
 
@@ -55,7 +56,13 @@ class ClusterClient:
 
         self.outages = Outages(clock)
         first = self._first = self._new_instance()
-        names = NameServers(settings.name_servers, first.invoke, settings.request_timeout_ms, self._namespace)
+        names = self._name_servers = NameServers(
+            settings.name_servers,
+            first.invoke,
+            settings.request_timeout_ms,
+            self._namespace,
+            AddressMap(settings.address_map),
+        )
         unknown = UnknownTopics(_log, auto_create=settings.auto_create_topic_enable, known=settings.topics)
         self._routes = RouteTable(
             names,
@@ -90,7 +97,16 @@ class ClusterClient:
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: lambda channel, request: self.requests.on_reply(request),
             **AdminRequests(members, self._namespace, self._settings.name_servers).handlers(),
         }
-        return ClientInstance(self._settings, self._clock, members, handlers, self._on_lost, self.outages)
+        # The name servers are asked through the first instance.
+        return ClientInstance(
+            self._settings,
+            self._clock,
+            members,
+            handlers,
+            self._on_lost,
+            self.outages,
+            lambda address: self._name_servers.origin_of(address),  # noqa: PLW0108
+        )
 
     # --- start and close -----------------------------------------------------------------------
 

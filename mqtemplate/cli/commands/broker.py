@@ -69,7 +69,8 @@ def broker(
         typer.Option(metavar="IP:PORT", help="address for clients of RocketMQ's gRPC protocol (default: none)"),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option(metavar="IP:PORT", help="address that clients connect to (default: --listen)")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="address that clients connect to, also by name (default: --listen)"),
     ] = None,
     cluster_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="the cluster's name (default DefaultCluster)")

@@ -257,8 +257,6 @@ class ServerSettings(ServerOptions):
 
     name_server: _OptionalHostPort = HostAddress("127.0.0.1", 9876)
     """Address of the name server; ``none`` for no listener socket of its own, since the broker's does the same."""
-    advertise: _OptionalHostPort = None
-    """Address that clients get, if it is not ``listen``: needed if that is ``0.0.0.0``."""
     max_connections: Annotated[int, Field(ge=1)] = 20_000
     """Most connections at one time; one more is closed at once. A quarter of the limit of open files remains for other
     files, so a lower limit lets fewer connections in."""
@@ -272,12 +270,22 @@ class ServerSettings(ServerOptions):
     tls: ServerTlsSettings = section()
 
     _address = field_validator("listen", mode="before")(host_and_port)
-    _grpc_addresses = field_validator("grpc_listen", "grpc_advertise", mode="before")(
+    _grpc_addresses = field_validator("advertise", "grpc_listen", "grpc_advertise", mode="before")(
         lambda value: host_and_port(found) if (found := _none_or_address(value)) is not None else None
     )
     _milliseconds = field_validator("max_suspend_ms", mode="before")(duration_in(1))
 
-    @field_validator("listen", "grpc_listen", "name_server", "advertise")
+    @field_validator("advertise", "grpc_advertise")
+    @classmethod
+    def _check_advertised(cls, value: HostAddress | None) -> HostAddress | None:
+        from mqtemplate.remoting.sockets import parse_address  # an embedded broker does without sockets
+
+        with as_value_error():
+            if value is not None:
+                parse_address(str(value))
+        return value
+
+    @field_validator("listen", "grpc_listen", "name_server")
     @classmethod
     def _check_address(cls, value: HostAddress | None) -> HostAddress | None:
         if value is None:
@@ -326,7 +334,12 @@ class ServerSettings(ServerOptions):
 
 @dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
 class ClusterSettings(ClientIntervals):
-    """The client of a RocketMQ cluster; only ``rocketmq.name-server: host:port`` uses it."""
+    """The client of a RocketMQ cluster; only ``rocketmq.name-server: host:port`` uses it, and in part
+    ``rocketmq.endpoints``."""
+
+    address_map: dict[str, str] = Field(default_factory=dict)
+    """Address that a broker registers -> address at which this machine reaches it, for clusters in containers or behind
+    NAT; see [addresses](remote.md#addresses)."""
 
     offset_path: Path | None = None
     """Directory with the offsets of broadcasting groups; ``~/.rocketmq_offsets`` if not given."""
@@ -352,6 +365,15 @@ class ClusterSettings(ClientIntervals):
     """True: accept any certificate, for trials. RocketMQ calls this test mode, and it is RocketMQ's default."""
 
     _milliseconds = field_validator(*(field.name for field in fields(ClientIntervals)), mode="before")(duration_in(1))
+
+    @field_validator("address_map")
+    @classmethod
+    def _check_address_map(cls, value: dict[str, str]) -> dict[str, str]:
+        from mqtemplate.remoting.sockets import AddressMap  # an embedded broker does without sockets
+
+        with as_value_error():
+            AddressMap(value)
+        return value
 
     @model_validator(mode="after")
     def _check_pair(self) -> Self:

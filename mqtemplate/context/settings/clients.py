@@ -152,6 +152,7 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
     defaults = RemoteSettings(name_servers=cluster.addresses)
     return RemoteSettings(
         name_servers=cluster.addresses,
+        address_map=own.address_map,
         producer_group=producer.group or defaults.producer_group,
         namespace=_shared(settings, "namespace") or "",
         namespace_v2=_shared(settings, "namespace_v2") or "",
@@ -195,6 +196,7 @@ def grpc_settings(settings: AppSettings) -> GrpcSettings:
     async_retries = producer.retry_times_when_send_async_failed if producer.max_attempts is None else retries
     return GrpcSettings(
         endpoints=proxy.endpoints,
+        address_map=own.address_map,
         namespace=_shared(settings, "namespace") or _shared(settings, "namespace_v2") or "",
         credentials=_credentials(settings),
         tls=_tls(settings),

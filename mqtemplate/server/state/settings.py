@@ -21,6 +21,10 @@ class ServerOptions:
     listen: HostAddress = HostAddress("127.0.0.1", 10911)
     """Address of the listener socket; with port 0 the operating system chooses the port."""
 
+    advertise: HostAddress | None = None
+    """Address that clients get, if it is not ``listen``: needed if that is ``0.0.0.0``. Its host may be a name, which
+    clients resolve at each connect."""
+
     grpc_listen: HostAddress | None = None
     """Address for RocketMQ's gRPC clients, such as ``127.0.0.1:8081``; without it they are not served. Needs the extra
     ``grpc``."""
@@ -110,8 +114,8 @@ class ServerOptions:
 class BrokerServerSettings(ServerOptions):
     """All settings of a broker server. Sizes are in bytes, times in milliseconds.
 
-    Routes, records and message ids contain the embedded broker's ``listen_host``. Where its port is 0 or the port of
-    *listen*, routes contain the port that the server really has.
+    Records and message ids contain the embedded broker's ``listen_host``, and so do routes without *advertise*. Where
+    its port is 0 or the port of *listen*, routes contain the port that the server really has.
 
     Raises:
         ConfigurationError: A setting has an invalid value.

@@ -87,6 +87,7 @@ class ClientInstance:
         members: Members by group as named on the wire; handlers may share this table.
         handlers: Request code -> handler of that request from a broker.
         on_lost: Called with the address when a connection has ended, or could not be opened. It must not block.
+        origin_of: See `RemotingClient`.
 
     Attributes:
         remoting: The connections. Requests go through the methods of the instance.
@@ -105,6 +106,7 @@ class ClientInstance:
         handlers: Mapping[int, Handler],
         on_lost: Callable[[str], None],
         outages: Outages,
+        origin_of: Callable[[str], str | None],
     ) -> None:
         self.id = create_client_id(settings.name_servers[0])
         self.members = members
@@ -126,7 +128,9 @@ class ClientInstance:
         connections = RemotingClientSettings(
             connect_timeout_ms=settings.connect_timeout_ms, tls=settings.tls, credentials=settings.credentials
         )
-        self.remoting = RemotingClient(connections, clock, self._on_request, self._on_connection_lost)
+        self.remoting = RemotingClient(
+            connections, clock, self._on_request, self._on_connection_lost, origin_of=origin_of
+        )
 
     # --- requests ------------------------------------------------------------------------------
 

@@ -231,7 +231,20 @@ class Queries:
     def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
         """See `MessageReader.message_by_id`."""
         host, physical_offset = parse_offset_msg_id(offset_msg_id)
-        broker_name, address = self._broker_at(offset_msg_id, host)
+        own = self._brokers_at(host)
+        for broker_name, address in own or self._masters():
+            found = self._message_at(broker_name, address, offset_msg_id, physical_offset)
+            if own or (found is not None and found.store_host == host):
+                return found
+        raise MessageError(
+            f"message id {offset_msg_id} was given by the broker at {host}; this cluster has brokers at "
+            f"{', '.join(self._context.routes.addresses()) or 'no address'}; send the query to that broker's cluster"
+        )
+
+    def _message_at(
+        self, broker_name: str, address: str, offset_msg_id: str, physical_offset: int
+    ) -> MessageExt | None:
+        """Return the message that a broker has at an offset of its commit log; None if none begins there."""
         request = RemotingCommand.request(
             RequestCode.VIEW_MESSAGE_BY_ID, ViewMessageRequestHeader(offset=physical_offset)
         )
@@ -249,16 +262,20 @@ class Queries:
         found[0].topic = self._context.namespace.unwrap(found[0].topic)
         return found[0]
 
-    def _broker_at(self, offset_msg_id: str, host: HostAddress) -> tuple[str, str]:
-        """Return the name and address of the broker that created a message id."""
+    def _brokers_at(self, host: HostAddress) -> list[tuple[str, str]]:
+        """Return the name and address of the broker that is reached at a host of message ids; none if it has another.
+
+        A broker behind NAT, or with a host name as its address, writes another one into message ids.
+        """
         for name, by_id in self._context.routes.brokers().items():
             for address in by_id.values():
                 if host in _hosts_of(address):
-                    return name, address
-        raise MessageError(
-            f"message id {offset_msg_id} was given by the broker at {host}; this cluster has brokers at "
-            f"{', '.join(self._context.routes.addresses()) or 'no address'}; send the query to that broker's cluster"
-        )
+                    return [(name, address)]
+        return []
+
+    def _masters(self) -> list[tuple[str, str]]:
+        brokers = self._context.routes.brokers()
+        return [(name, by_id[MASTER_ID]) for name, by_id in sorted(brokers.items()) if MASTER_ID in by_id]
 
     def messages_by_key(
         self,

@@ -10,7 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mqtemplate.brokers.remote.cluster.failures import check_response
 from mqtemplate.brokers.remote.cluster.settings import Namespace
@@ -19,7 +19,7 @@ from mqtemplate.engine.topics import UnknownTopics
 from mqtemplate.errors import BrokerError, RemoteConnectError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.route import ClusterInfo, QueueData, TopicList, TopicRouteData
+from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, QueueData, TopicList, TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import DeleteTopicFromNamesrvRequestHeader, GetRouteInfoRequestHeader
@@ -70,13 +70,25 @@ class NameServers:
     """The name servers of a cluster. Requests go to the server that answered last, until it fails.
 
     The requests raise `BrokerError` if no name server answers, or it refuses.
+
+    Args:
+        reached_at: Address that a broker registered -> address at which this machine reaches it.
     """
 
-    def __init__(self, addresses: Sequence[str], invoke: _Invoke, timeout_ms: int, namespace: Namespace) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        invoke: _Invoke,
+        timeout_ms: int,
+        namespace: Namespace,
+        reached_at: Callable[[str], str] = str,
+    ) -> None:
         self._addresses = random.sample(addresses, len(addresses))  # spreads the clients over the servers
         self._invoke_at = invoke
         self._timeout_ms = timeout_ms
         self._namespace = namespace
+        self._reached_at = reached_at
+        self._registered: dict[str, tuple[str, str]] = {}
         self._current = 0
 
     def topic_route(self, topic: str, *, in_namespace: bool = True, ask_all: bool = False) -> TopicRouteData | None:
@@ -94,7 +106,8 @@ class NameServers:
         )
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        return TopicRouteData.decode(check_response(response, f"get the route of topic {wire_topic!r}", address).body)
+        found = TopicRouteData.decode(check_response(response, f"get the route of topic {wire_topic!r}", address).body)
+        return replace(found, broker_datas=[self._reachable(broker) for broker in found.broker_datas])
 
     def topics(self) -> list[str]:
         """Return the names of all topics of the cluster, and of no other namespace."""
@@ -117,7 +130,32 @@ class NameServers:
     def cluster_info(self) -> ClusterInfo:
         """Return all brokers of the cluster."""
         response, address = self._invoke(lambda: RemotingCommand.request(RequestCode.GET_BROKER_CLUSTER_INFO))
-        return ClusterInfo.decode(check_response(response, "get the brokers of the cluster", address).body)
+        found = ClusterInfo.decode(check_response(response, "get the brokers of the cluster", address).body)
+        table = {name: self._reachable(broker) for name, broker in found.broker_addr_table.items()}
+        return replace(found, broker_addr_table=table)
+
+    def _reachable(self, broker: BrokerData) -> BrokerData:
+        """Return the data of a broker with the addresses at which this machine reaches it."""
+        addresses = {broker_id: self._reached_at(address) for broker_id, address in broker.broker_addrs.items()}
+        for broker_id, registered in broker.broker_addrs.items():
+            self._registered[addresses[broker_id]] = broker.broker_name, registered
+        return replace(broker, broker_addrs=addresses)
+
+    def origin_of(self, address: str) -> str | None:
+        """Return, for errors, where the address of a broker came from, and what to set; None for other addresses."""
+        if address not in self._registered:
+            return None
+        broker_name, registered = self._registered[address]
+        if registered != address:
+            return (
+                f"mqtemplate.cluster.address-map gives this address for {registered}, which broker {broker_name!r} has "
+                "registered"
+            )
+        return (
+            f"broker {broker_name!r} has registered this address at the name server; if it has another one here, as "
+            f"in Docker, Kubernetes or behind NAT, set mqtemplate.cluster.address-map: {{'{address}': 'HOST:PORT'}}, "
+            "or at the broker brokerIP1 (--advertise of our server)"
+        )
 
     def _invoke(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -50,6 +51,9 @@ class RemoteSettings(ClientIntervals):
 
     name_servers: tuple[str, ...]
     """Name servers as ``host:port``. The client uses one until it fails."""
+
+    address_map: Mapping[str, str] = field(default_factory=dict)
+    """Registered address of a broker -> address to connect to; see `AddressMap`."""
 
     producer_group: str = "mqtemplate-producer"
     """Producer group of all sends."""
@@ -171,6 +175,10 @@ class RemoteSettings(ClientIntervals):
     def __post_init__(self) -> None:
         if self.offset_path is not None:
             object.__setattr__(self, "offset_path", absolute_path(self.offset_path))
+        if self.address_map:
+            from mqtemplate.remoting.sockets import AddressMap  # an embedded broker loads these settings too
+
+            AddressMap(self.address_map)
         if not self.name_servers:
             raise ConfigurationError(
                 "a remote broker needs the address of a name server; give name_servers=('host:port',)"
