@@ -26,6 +26,7 @@
     │   ├── StoreLockedError       another process owns the store directory
     │   ├── StoreFormatError       the store directory was written with other settings
     │   ├── StoreFullError         no disk space for another file
+    │   ├── CopyError              a copy of a store directory cannot be written or read
     │   └── CorruptRecordError     a record in a file is corrupt
     │       └── DeletedRecordError     a record is gone because retention deleted its file; it is not corrupt
     ├── ListenerError              the declaration of a listener or of its subscription is invalid
@@ -54,6 +55,7 @@ __all__ = [
     "BrokerError",
     "ConfigurationError",
     "ConversionError",
+    "CopyError",
     "CorruptRecordError",
     "DelayError",
     "DeletedRecordError",
@@ -327,6 +329,10 @@ class StoreFullError(StoreError):
 
     Acknowledged messages are safe. Sending works again when there is space.
     """
+
+
+class CopyError(StoreError):
+    """A copy of a store directory cannot be written or read: its place does not answer, or an object is damaged."""
 
 
 class CorruptRecordError(StoreError):

@@ -54,6 +54,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.listener": 8,
     "mqtemplate.scheduling": 8,
     "mqtemplate.template": 8,
+    "mqtemplate.copy": 9,
     "mqtemplate.operations": 9,
     "mqtemplate.context": 10,
     "mqtemplate.http": 10,
@@ -84,6 +85,7 @@ SAME_LEVEL = {
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
+    ("mqtemplate.operations", "mqtemplate.copy"),  # a repaired store directory is rebuilt as a new one
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens
     ("mqtemplate.cli", "mqtemplate.asyncapi"),

@@ -18,6 +18,7 @@ from mqtemplate.broker.admin import (
 from mqtemplate.broker.broker import (
     Broker,
     Capability,
+    CopyHealth,
     DiskSpace,
     RetentionHold,
     StoreHealth,
@@ -51,6 +52,7 @@ __all__ = [
     "Consumer",
     "ConsumerGroups",
     "ConsumerSpec",
+    "CopyHealth",
     "DelayedMessages",
     "DiskSpace",
     "GroupDeliveries",

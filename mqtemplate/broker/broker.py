@@ -132,6 +132,29 @@ class RetentionHold:
     byte_count: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyHealth:
+    """State of the continuous copy of a store directory.
+
+    Attributes:
+        to: The place of the copy, as the settings name it.
+        lag_bytes: Bytes of the commit log that are not in the copy.
+        lag_ms: Time since everything was in the copy; 0 if everything is.
+        copied_ms: Everything stored until this time (epoch ms) is in the copy; None if this process has copied nothing.
+        error: Why the last attempt failed; None if it did not.
+        max_lag_ms: Lag that the settings allow.
+        is_refused: Copying has ended, and no retry helps: *error* says why.
+    """
+
+    to: str
+    lag_bytes: int
+    lag_ms: int
+    copied_ms: int | None
+    error: str | None
+    max_lag_ms: int
+    is_refused: bool = False
+
+
 class Broker(ABC):
     """A message broker: it stores messages and delivers them to consumers.
 
@@ -304,6 +327,10 @@ class Broker(ABC):
     def retention_holds(self) -> Sequence[RetentionHold]:
         """Return what keeps old files of the store in this process; nothing if it is in another process."""
         return ()
+
+    def copy_health(self) -> CopyHealth | None:
+        """Return how far the continuous copy of the store directory is; None without one in this process."""
+        return None
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -15,6 +15,35 @@ from mqtemplate.store.settings import StoreSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOptions:
+    """Continuous copy of a store directory."""
+
+    to: str | None = None
+    """Where the copy is: ``file:///mnt/copy``, ``s3://bucket/prefix``, ``gs://bucket/prefix`` or
+    ``az://container/prefix``. Not given: no copy."""
+
+    interval: Annotated[int, Ge(10)] = 1_000
+    """Time between two copies of what is new: about this much is lost with the machine, while the place answers."""
+
+    snapshot_interval: Annotated[int, Ge(1_000)] = 86_400_000
+    """Time between two snapshots of all tables. A restore reads the changes since the last one."""
+
+    keep: Annotated[int, Ge(1_000)] = 30 * 86_400_000
+    """Time for which each moment can be restored. Older objects are deleted with each snapshot."""
+
+    keep_uncopied: bool = True
+    """True: a commit log file that is not copied yet stays until it is, or until the disk is full. False: retention
+    deletes it at its age, and the copy has a gap, which is logged."""
+
+    max_lag: Annotated[int, Ge(1_000)] = 600_000
+    """Lag above which the health component ``copy`` is down."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Options of the object store by the names of the library obstore, such as ``aws_endpoint``. What is not given
+    comes from the environment, such as ``AWS_REGION``, or from the role of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedSettings(StoreSettings):
     """Settings of an embedded broker and its store. The names come from RocketMQ's ``BrokerConfig``."""
 

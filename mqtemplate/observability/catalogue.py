@@ -172,6 +172,11 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("store.refusing", "1", "1 while new messages are refused because the disk is full"),
     _gauge("store.flush_failed", "1", "1 while the last flush of the commit log has failed"),
     _gauge("store.recovery_ns", "s", "Time that the last start took to recover the store"),
+    # --- continuous copy of the store directory
+    _gauge("copy.lag_bytes", "By", "Bytes of the commit log that are not in the copy"),
+    _gauge("copy.lag_ms", "s", "Time since everything was in the copy; 0 if everything is"),
+    _counter("copy.copied_bytes", "By", "Bytes written to the copy, compressed"),
+    _counter("copy.failures", "{attempt}", "Failed attempts to write to the copy"),
     # --- requests, transactions, sequenced sends
     _gauge("request.pending", "{request}", "Requests of this process without a reply"),
     _counter("request.replied", "{request}", "Requests whose reply arrived in time"),

@@ -118,13 +118,16 @@ def _below(is_below: bool, **details: object) -> ComponentHealth:
 
 
 def broker_checks(broker: Broker, settings: HealthSettings) -> dict[str, Check]:
-    """Return the checks of a broker: ``broker``, and for an embedded one ``flush``, ``diskSpace`` and ``retention``."""
+    """Return the checks of a broker: ``broker``, and for an embedded one ``flush``, ``diskSpace``, ``retention``,
+    and with a continuous copy ``copy``."""
     checks: dict[str, Check] = {"broker": lambda: _reachable(broker)}
     if broker.is_embedded:
         checks["flush"] = lambda: _flush(broker)
     if broker.path is not None:
         checks["diskSpace"] = lambda: _disk(broker, settings.max_disk_used_percent)
         checks["retention"] = lambda: _retention(broker)
+    if broker.copy_health() is not None:
+        checks["copy"] = lambda: _copy(broker)
     return checks
 
 
@@ -176,6 +179,22 @@ def _retention(broker: Broker) -> ComponentHealth:
         for hold in broker.retention_holds()
     ]
     return ComponentHealth(Status.UP, {"heldBackBy": held} if held else {})
+
+
+def _copy(broker: Broker) -> ComponentHealth:
+    copy = broker.copy_health()
+    if copy is None:
+        return ComponentHealth(Status.DOWN, {"error": "the broker has no copy any more"})
+    details: dict[str, object] = {
+        "to": copy.to,
+        "lagBytes": copy.lag_bytes,
+        "lagMs": copy.lag_ms,
+        "allowedLagMs": copy.max_lag_ms,
+        "copiedUntil": time_text(copy.copied_ms),
+    }
+    if copy.error is not None:
+        details["error"] = copy.error
+    return _below(copy.lag_ms <= copy.max_lag_ms and not copy.is_refused, **details)
 
 
 def listener_checks(

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.copy.backup import create_missing_topics
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.operations.doctor import part_sizes
@@ -251,9 +252,4 @@ def _move_away(config: int | None, name: str) -> None:
 def _rebuild(path: Path, settings: EmbeddedSettings, done: Repair) -> None:
     """Open and close the directory. The clock stands still, so nothing is delivered or deleted."""
     with EmbeddedBroker(path, settings, VirtualClock(SystemClock().now_ms())) as broker:
-        for topic in broker.store.store_files.list_folders("consumequeue"):
-            queue_ids = broker.store.store_files.list_folders(f"consumequeue/{topic}")
-            count = max((int(each) + 1 for each in queue_ids if each.isdecimal()), default=0)
-            if broker.topics.queue_count(topic) < count:
-                broker.topics.create(topic, count)
-                done.actions.append(f"created topic {topic} with {count} queues, which was not in the table of topics")
+        done.actions += create_missing_topics(broker)

@@ -62,7 +62,9 @@ def local_cluster(
     )
 
 
-READ_BY_SERVER = tuple(f"mqtemplate.{name}." for name in ("broker", "server", "logging", "management", "profiles"))
+READ_BY_SERVER = tuple(
+    f"mqtemplate.{name}." for name in ("broker", "copy", "server", "logging", "management", "profiles")
+)
 """Beginnings of the keys that a server reads."""
 
 
@@ -109,6 +111,10 @@ def _with_port(listen: HostAddress) -> HostAddress:
 
 def _engine(settings: AppSettings, server: ServerSettings) -> EmbeddedBroker:
     broker = dataclasses.replace(settings.mqtemplate.broker, listen_host=_recorded_host(server))
+    if (path := settings.copied_path) is not None:
+        from mqtemplate.copy.copier import CopiedBroker  # few have a copy
+
+        return CopiedBroker(path, broker, None, copy=settings.mqtemplate.copy_)
     return EmbeddedBroker(settings.store_path, broker)
 
 

@@ -153,6 +153,8 @@ class CleaningService:
         disk: The space of the disk.
         refusal: Reason why new messages are refused above the limit; None while they are accepted.
         is_near_limit: True while the disk is near the limit from which unread messages are deleted.
+        holds: Functions (physical offset) that return why the log before that offset must stay; None if it may go. They
+            count unless the disk is full.
         on_cleaned: Hooks that are called after each deletion with the new start of the log.
     """
 
@@ -175,6 +177,7 @@ class CleaningService:
         self.is_near_limit = False
         self._pending: KeptMessages | None = None
         self._unread: UnreadMessages | None = None
+        self.holds: list[Callable[[int], str | None]] = []
         self.on_cleaned: list[Callable[[int], object]] = []
         self._deleted = store.metrics.counter("store.files_deleted")
         self._lost = store.metrics.counter("store.forcibly_deleted")  # 0 from the start: alerts see its first increase
@@ -316,7 +319,11 @@ class CleaningService:
         if used > self._tight and (pending := self._pending.pending_bytes(start, end)) * 2 >= end - start:
             return f"{pending} of its {end - start} bytes are pending messages, and the disk has no space for copies"
         unread = self._unread_before(end)
-        if unread and not (self._is_forcible and used > self._tight):
+        is_forced = self._is_forcible and used > self._tight
+        for hold in self.holds:
+            if (why := hold(end)) is not None and not is_forced:
+                return why
+        if unread and not is_forced:
             return (
                 f"{'; '.join(map(str, unread))}; it stays until they are consumed or old, or the disk is full; forget "
                 "a group that is gone with: mqtemplate offsets forget GROUP"

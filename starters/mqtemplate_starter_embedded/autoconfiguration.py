@@ -81,6 +81,10 @@ def _broker_factory() -> BrokerFactory:
 
     # The application reads these annotations, so this module does not import them from `__future__`.
     def embedded_broker(settings: AppSettings, clock: Clock) -> EmbeddedBroker:
+        if (path := settings.copied_path) is not None:
+            from mqtemplate.copy import CopiedBroker
+
+            return CopiedBroker(path, settings.mqtemplate.broker, clock, copy=settings.mqtemplate.copy_)
         return EmbeddedBroker(settings.store_path, settings.mqtemplate.broker, clock)
 
     return embedded_broker

@@ -27,13 +27,13 @@ def same_key(one: str, other: str) -> bool:
 
 
 def kebab(field_name: str) -> str:
-    """Return a Python field name as files and error messages write it."""
-    return field_name.replace("_", "-")
+    """Return a Python field name as files and error messages write it. The field of the key ``copy`` is ``copy_``."""
+    return field_name.rstrip("_").replace("_", "-")
 
 
 def variable_name(path: Iterable[str]) -> str:
     """Return the recommended environment variable of a key: ``ROCKETMQ_PRODUCER_SEND_MESSAGE_TIMEOUT``."""
-    return "_".join(path).replace("-", "_").upper()
+    return "_".join(part.rstrip("_") for part in path).replace("-", "_").upper()
 
 
 def dotted(path: Iterable[object]) -> str:

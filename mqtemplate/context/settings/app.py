@@ -17,7 +17,13 @@ from mqtemplate.context.config.placeholders import Found, Placeholders, as_text
 from mqtemplate.context.config.schema import field_named, is_section
 from mqtemplate.context.config.tree import ConfigOrigins
 from mqtemplate.context.settings import features
-from mqtemplate.context.settings.broker import DEFAULT_STORE_PATH, BrokerSettings, ClusterSettings, ServerSettings
+from mqtemplate.context.settings.broker import (
+    DEFAULT_STORE_PATH,
+    BrokerSettings,
+    ClusterSettings,
+    CopySettings,
+    ServerSettings,
+)
 from mqtemplate.context.settings.features import ListenerDefaultSettings, ManagementSettings
 from mqtemplate.context.settings.properties import CommaList, Properties, section
 from mqtemplate.context.settings.rocketmq import (
@@ -35,6 +41,7 @@ class MQTemplateSettings(Properties):
     """Keys that Spring does not have: the embedded broker, the starters, and the application itself."""
 
     broker: BrokerSettings = section()
+    copy_: CopySettings = section()  # pydantic's models have a method `copy`
     server: ServerSettings = section()
     cluster: ClusterSettings = section()
     listener: ListenerDefaultSettings = section()
@@ -174,6 +181,11 @@ class AppSettings(BaseSettings):
         if choice.path is not None:
             return self.absolute(choice.path, "rocketmq.name-server")
         return self.absolute(self.mqtemplate.broker.store_path, "mqtemplate.broker.store-path")
+
+    @property
+    def copied_path(self) -> Path | None:
+        """The store directory, if it is to be copied; None otherwise, and for the store of a further template."""
+        return None if self.mqtemplate.copy_.to is None or self._prefix else self.store_path
 
     def absolute(self, path: Path, key: str) -> Path:
         """Return a path of these settings from the root: ``~`` is the home directory of the user.

@@ -32,7 +32,7 @@ from mqtemplate.context.settings.properties import (
     upper_case,
 )
 from mqtemplate.delay.settings import DelayLevels, TopicShape
-from mqtemplate.engine.settings import EmbeddedSettings
+from mqtemplate.engine.settings import CopyOptions, EmbeddedSettings
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.message import HostAddress
 from mqtemplate.server.acl.settings import Account, AccountRole, AclSettings, Right
@@ -118,6 +118,21 @@ class BrokerSettings(EmbeddedSettings):
         except ConfigurationError as exc:  # the disk ratios: pydantic has checked the other rules
             ratios = ("disk_max_used_space_ratio", "disk_space_clean_forcibly_ratio", "disk_space_warning_level_ratio")
             raise ContradictionError(str(exc), *ratios) from exc
+
+
+@dataclass(frozen=True, kw_only=True, config=SECTION_CONFIG)
+class CopySettings(CopyOptions):
+    """The continuous copy of the store directory of the embedded broker, or of the server; see [copy](copy.md).
+    Durations are text such as ``1s``, or milliseconds."""
+
+    _durations = field_validator("interval", "snapshot_interval", "keep", "max_lag", mode="before")(duration_in(1))
+
+    @field_validator("to")
+    @classmethod
+    def _check_place(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("file:///", "s3://", "gs://", "az://")):
+            raise ValueError("must be file:///folder, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix")
+        return value
 
 
 def _right(value: Any) -> Any:

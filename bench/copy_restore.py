@@ -1,0 +1,297 @@
+"""Kills of a process whose folder is deleted then, and restored from its copy: what is lost beside the reported lag.
+
+A child process sends delayed messages, cancels and reschedules some, and prints each action that the broker
+acknowledged, with the end of the log and the end of the copy that the lag reports. It is killed, its folder is deleted
+and restored, and the next child continues there, with the same copy. After each restore:
+
+- the log has at least what was reported as copied;
+- each message that was acknowledged before the restored end is pending or in its topic, and in its topic once at most;
+- no message is in its topic before its deliver time, and none that was cancelled before the restored end is there.
+
+Then the rate of sends with and without a copy, and the rate of a restore beside that of the disk. With the packages
+obstore and moto the rounds run a second time on an S3 server on loopback.
+
+    python -m bench.copy_restore [ROUNDS] [MIB]
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from urllib.request import Request, urlopen
+
+from bench.crash import TOPIC, settings
+from bench.measure import quiet, report, run, scratch_folder
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.copy import CopiedBroker
+from mqtemplate.copy.restore import restore_store
+from mqtemplate.engine.settings import CopyOptions
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.store.settings import FlushDiskType
+from mqtemplate.template import RocketMQTemplate
+
+_MODE = FlushDiskType.SYNC_FLUSH
+_COUNT = 400
+
+
+def send_until_killed(folder: Path, place: CopyOptions, first: int) -> None:
+    """Run the child process: send, cancel and reschedule, and print each action once it is acknowledged."""
+    chance = random.Random(first)
+    with CopiedBroker(folder, settings(_MODE), None, copy=place) as broker:
+        template = RocketMQTemplate(broker)
+        number = first
+        while True:
+            delay_ms = chance.randrange(1, 4_000)
+            before_ms = broker.clock.now_ms()
+            level = chance.choice((0, 0, 1, 2))
+            due_ms = before_ms + (level * 1_000 if level else delay_ms)
+            result = template.sync_send(
+                TOPIC, str(number), delay_level=level, delay=None if level else f"{delay_ms}ms", keys=f"k{number}"
+            )
+            _print_action(broker, "sent", number, due_ms)
+            if chance.random() < 0.2:
+                _print_action(broker, "cancelling", number, 0)
+                done = template.cancel(result.handle).status is ScheduleChangeStatus.CANCELLED
+                _print_action(broker, "cancelled" if done else "kept", number, 0)
+            number += 1
+
+
+def _print_action(broker: CopiedBroker, action: str, number: int, due_ms: int) -> None:
+    health = broker.copy_health()  # the lag first: by the time of the end more may be copied
+    end = broker.store.end_offset
+    os.write(1, f"{action} {number} {due_ms} {end} {max(end - health.lag_bytes, 0)} {health.lag_ms}\n".encode())
+
+
+@dataclass
+class Expected:
+    """The actions of all children that a restore must show."""
+
+    due_ms: dict[int, int] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+    undecided: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Outcome:
+    """Result of all rounds."""
+
+    rounds: int = 0
+    acknowledged: int = 0
+    lost_within_lag: int = 0
+    lag_ms: list[int] = field(default_factory=list)
+    restore_s: list[float] = field(default_factory=list)
+    below_reported: int = 0
+    lost: list[int] = field(default_factory=list)
+    doubled: list[int] = field(default_factory=list)
+    early: list[int] = field(default_factory=list)
+    not_cancelled: list[int] = field(default_factory=list)
+
+
+def kill_rounds(folder: Path, place: CopyOptions, rounds: int) -> Outcome:
+    """Kill, delete and restore, round by round."""
+    chance = random.Random(1)
+    outcome, expected, store, first = Outcome(), Expected(), folder / "store", 0
+    for _ in range(rounds):
+        lines = _lines_until_kill(store, place, first, chance.randrange(20, _COUNT))
+        shutil.rmtree(store)
+        started = time.perf_counter()
+        restored = restore_store(place.to or "", store, options=place.options, settings=settings(_MODE))
+        outcome.restore_s.append(time.perf_counter() - started)
+        outcome.below_reported += restored.store.end_offset < int(lines[-1][4])
+        outcome.lag_ms.append(int(lines[-1][5]))
+        first = 1 + max(int(line[1]) for line in lines)
+        _note(outcome, expected, lines, restored.store.end_offset)
+        _check(outcome, expected, store)
+        outcome.rounds += 1
+    return outcome
+
+
+def _lines_until_kill(store: Path, place: CopyOptions, first: int, count: int) -> list[list[str]]:
+    options = [f"{name}={value}" for name, value in place.options.items()]
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench.copy_restore", "--child", str(store), place.to or "", str(first), *options],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        lines: list[list[str]] = []
+        for line in child.stdout:
+            if line.endswith("\n"):
+                lines.append(line.split())
+            if len(lines) >= count and int(lines[-1][4]):  # the first copy is complete
+                child.kill()
+    return lines
+
+
+def _note(outcome: Outcome, expected: Expected, lines: list[list[str]], restored_end: int) -> None:
+    """Note the actions before the restored end. Later ones are lost, or may be there in part."""
+    for action, number, due_ms, end, *_ in lines:
+        outcome.acknowledged += action == "sent"
+        if int(end) > restored_end:
+            outcome.lost_within_lag += action == "sent"
+            if action in ("cancelled", "cancelling"):
+                expected.undecided.add(int(number))
+        elif action == "sent":
+            expected.due_ms[int(number)] = int(due_ms)
+        elif action == "cancelling":
+            expected.undecided.add(int(number))
+        else:
+            expected.undecided.discard(int(number))
+            if action == "cancelled":
+                expected.cancelled.add(int(number))
+
+
+def _check(outcome: Outcome, expected: Expected, store: Path) -> None:
+    """Compare the restored directory, opened while the clock stands still."""
+    with EmbeddedBroker(store, settings(_MODE), VirtualClock(SystemClock().now_ms())) as broker:
+        stored: list[tuple[int, int]] = []
+        for queue in broker.queues(TOPIC):
+            units = broker.store.consume_queue(TOPIC, queue.queue_id)
+            for at in range(units.min_offset, units.max_offset):
+                unit = units.unit(at)
+                record = broker.store.read(unit.physical_offset, unit.size)
+                stored.append((int(record.body), record.store_timestamp))
+        pages = broker.delayed.pending(PendingQuery(topic=TOPIC), 1_000_000)
+        pending = {int((each.keys or "k-1")[1:]) for each in pages.messages}
+    times = Counter(number for number, _ in stored)
+    found = times.keys() | pending
+    outcome.lost += list(expected.due_ms.keys() - expected.cancelled - expected.undecided - found)
+    outcome.doubled += [number for number, count in times.items() if count > 1] + list(times.keys() & pending)
+    outcome.early += [number for number, stored_ms in stored if stored_ms < expected.due_ms.get(number, 0)]
+    outcome.not_cancelled += list(expected.cancelled & found)
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+
+def send_rates(folder: Path, rounds: int = 5, count: int = 2_000) -> tuple[float, float]:
+    """Return the sends per second without and with a copy, measured in turns."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(rounds):
+        for is_copied in (False, True):
+            path = folder / f"{number}-{is_copied}"
+            place = CopyOptions(to=f"file://{folder}/copy-{number}")
+            broker = CopiedBroker(path, None, None, copy=place) if is_copied else EmbeddedBroker(path)
+            with broker:
+                template = RocketMQTemplate(broker)
+                template.sync_send(TOPIC, "first")
+                started = time.perf_counter()
+                for each in range(count):
+                    template.sync_send(TOPIC, {"order": each, "amount": "12.50", "customer": "4466"})
+                rates[is_copied].append(count / (time.perf_counter() - started))
+    return median(rates[False]), median(rates[True])
+
+
+def restore_rates(folder: Path, mebibytes: int) -> tuple[float, float, float]:
+    """Return MiB per second of a restore and of a copy by the system, and the share of the copy's size."""
+    place = CopyOptions(to=f"file://{folder}/copy", interval=100)
+    fast = EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
+    with CopiedBroker(folder / "store", fast, None, copy=place) as broker:
+        broker.create_topic(TOPIC, 1)
+        queue = MessageQueue(TOPIC, broker.name, 0)
+        numbers = random.Random(1)
+        while broker.store.end_offset < mebibytes << 20:
+            bodies = (" ".join(str(numbers.getrandbits(30)) for _ in range(100)) for _ in range(200))
+            broker.sends.send_batch([Message(TOPIC, body.encode()) for body in bodies], queue)
+        end = broker.store.end_offset
+    stored = sum(path.stat().st_size for path in (folder / "copy").rglob("*") if path.is_file())
+    started = time.perf_counter()
+    restore_store(place.to or "", folder / "restored")
+    restored_s = time.perf_counter() - started
+    started = time.perf_counter()
+    subprocess.run(["cp", "-r", str(folder / "store"), str(folder / "plain")], check=True)
+    os.sync()
+    return mebibytes / restored_s, mebibytes / (time.perf_counter() - started), stored / end
+
+
+# --- places -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Yield a folder by its whole path, as a URL has it."""
+    with scratch_folder() as folder:
+        yield folder.resolve()
+
+
+@contextmanager
+def s3_server() -> Iterator[Mapping[str, str] | None]:
+    """Run an S3 server on loopback with a bucket, and yield the options for it; None without the packages."""
+    try:
+        import_module("obstore")
+        server_kind = import_module("moto.server").ThreadedMotoServer
+    except ImportError:
+        yield None
+        return
+    server = server_kind(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        address = "http://{}:{}".format(*server.get_host_and_port())
+        urlopen(Request(f"{address}/bucket", method="PUT")).close()
+        yield {
+            "aws_endpoint": address,
+            "aws_region": "us-east-1",
+            "aws_access_key_id": "bench",
+            "aws_secret_access_key": "bench",
+        }
+    finally:
+        server.stop()
+
+
+def _report(title: str, outcome: Outcome) -> None:
+    print(
+        f"{title}: {outcome.rounds} kills with the folder deleted, {outcome.acknowledged} messages acknowledged, "
+        f"{outcome.lost_within_lag} of them within the lag"
+    )
+    report("  reported lag, median", median(outcome.lag_ms), "ms", "the interval is 200 ms")
+    report("  restore, median", median(outcome.restore_s), "s", "")
+    report("  less than reported as copied", outcome.below_reported, "", "0")
+    report("  lost beyond the lag", len(outcome.lost), "", "0")
+    report("  twice", len(outcome.doubled), "", "0")
+    report("  early", len(outcome.early), "", "0")
+    report("  cancelled, but there", len(outcome.not_cancelled), "", "0")
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+    mebibytes = int(sys.argv[2]) if len(sys.argv) > 2 else 512
+    with _folder() as folder:
+        place = CopyOptions(to=f"file://{folder}/copy", interval=200)
+        _report("folder", kill_rounds(folder, place, rounds))
+    with s3_server() as options, _folder() as folder:
+        if options is None:
+            print("S3: left out, the packages obstore and moto are not installed")
+        else:
+            place = CopyOptions(to="s3://bucket/shop", interval=200, options=options)
+            _report("S3 (moto on loopback)", kill_rounds(folder, place, rounds))
+    with _folder() as folder:
+        without, with_copy = send_rates(folder)
+    report("sync_send without a copy", without, "messages/s", "")
+    report("sync_send with a copy each second", with_copy, "messages/s", f"at least {0.97 * without:,.0f}")
+    with _folder() as folder:
+        restore, plain, share = restore_rates(folder, mebibytes)
+    report(f"restore of {mebibytes} MiB", restore, "MiB/s", f"at least half of cp and sync: {plain / 2:,.0f}")
+    report("  size of the copy", 100 * share, "% of the log", "the bodies are random decimal numbers")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        quiet()
+        pairs = dict(each.split("=", 1) for each in sys.argv[5:])
+        send_until_killed(Path(sys.argv[2]), CopyOptions(to=sys.argv[3], interval=200, options=pairs), int(sys.argv[4]))
+    else:
+        run(main)

@@ -1,0 +1,78 @@
+"""Backup of a store directory in use."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
+from mqtemplate.copy.backup import backup_store
+from mqtemplate.errors import StoreError
+from mqtemplate.message import Message, MessageQueue
+from mqtemplate.operations.doctor import examine
+from tests.copy.recorded import RecordedRun, opened_state, small_settings, state_of
+from tests.operations.brokers import fill
+
+
+def test_a_backup_of_a_directory_in_use_has_the_state_of_its_owner(tmp_path: Path) -> None:
+    """Messages, pending ones, cancels and committed offsets: the same as in the original, which stays open."""
+    clock = VirtualClock()
+    with EmbeddedBroker(tmp_path / "store", small_settings(), clock) as broker:
+        RecordedRun(broker, clock, seed=1).run(30)
+
+        summary = backup_store(tmp_path / "store", tmp_path / "backup", small_settings(), clock=clock)
+        state = state_of(broker)
+
+    assert opened_state(tmp_path / "backup", clock.now_ms()) == state
+    assert (summary.message_count, summary.pending_count) == (len(state.delivered), len(state.pending))
+
+
+def test_a_backup_while_messages_are_stored_has_all_that_were_acknowledged_before(tmp_path: Path) -> None:
+    """A thread sends as fast as it can; the backup is one of its states, and the doctor finds no damage."""
+    acknowledged = 0
+    is_done = threading.Event()
+    has_started = threading.Event()
+
+    def send() -> None:
+        nonlocal acknowledged
+        while not is_done.is_set():
+            broker.sends.send(Message("orders", b"%d" % acknowledged), MessageQueue("orders", broker.name, 0))
+            acknowledged += 1
+            if acknowledged == 200:
+                has_started.set()
+
+    with EmbeddedBroker(tmp_path / "store", small_settings()) as broker:
+        broker.create_topic("orders", 1)
+        sender = threading.Thread(target=send)
+        sender.start()
+        has_started.wait()
+        before = acknowledged
+        try:
+            backup_store(tmp_path / "store", tmp_path / "backup", small_settings())
+        finally:
+            is_done.set()
+            sender.join()
+
+    report = examine(tmp_path / "backup", small_settings())
+    assert not report.is_damaged, report
+    assert report.warnings == []
+    assert before <= report.message_counts["orders"] <= acknowledged
+
+
+def test_a_backup_is_never_written_over_something(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path / "store") as broker:
+        fill(broker)
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "letter.txt").write_text("keep me")
+
+    with pytest.raises(StoreError, match=r"used is not empty; give a folder that does not exist yet, or an empty one"):
+        backup_store(tmp_path / "store", tmp_path / "used")
+    with pytest.raises(StoreError, match=r"below is in .*store; give a folder for the backup that is not in the store"):
+        backup_store(tmp_path / "store", tmp_path / "store" / "below")
+    with pytest.raises(StoreError, match="does not exist; give the directory of a broker that was started"):
+        backup_store(tmp_path / "missing", tmp_path / "backup")
+
+    assert [path.name for path in (tmp_path / "used").iterdir()] == ["letter.txt"]
