@@ -324,7 +324,7 @@ class BrokerServer(Generic[EngineT]):
         self.hold.answer_for(changed)
         self._parts.pops.answer_for(changed)
         if self.grpc is not None:
-            self.grpc.service.answer_for(changed)
+            self.grpc.service.consuming.answer_for(changed)
 
     def listener(self, listen: HostAddress) -> RemotingServer:
         """Return a listener socket with the limits, TLS and access control of this server. It is not started."""

@@ -8,7 +8,7 @@ Source: RocketMQ ``proxy: GrpcMessagingApplication``, ``DefaultGrpcMessingActivi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -111,6 +111,7 @@ class MessagingService:
 
     Attributes:
         clients: The clients by their IDs.
+        consuming: The methods of consumers, with the receives that wait.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class MessagingService:
         self._max_batch = core.settings.max_batch_messages
         producing = GrpcProducing(core, self._answers, address)
         self.clients = GrpcClients(core, producing.check_command, pop, server.loop.call_later)
-        self._consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
+        self.consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
         self._streams: set[_Telemetry] = set()
         engine.metrics.gauge("server.grpc_clients", lambda: len(self.clients))
         for name, handler in (
@@ -214,13 +215,9 @@ class MessagingService:
         self.clients.terminate(context)
         return protos.NotifyClientTerminationResponse(status=ok())
 
-    def answer_for(self, accounts: Set[str]) -> None:
-        """Answer the receives that wait of accounts whose rights have changed."""
-        self._consuming.answer_for(accounts)
-
     def close(self) -> None:
         """Answer the receives that wait, and end the streams of all clients: the server stops."""
-        self._consuming.close()
+        self.consuming.close()
         for stream in list(self._streams):
             stream.end()
 
