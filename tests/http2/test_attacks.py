@@ -174,6 +174,27 @@ def test_a_block_that_expands_is_refused_without_its_fields() -> None:
     assert list(peer.receivers) == [1]
 
 
+def test_many_blocks_that_expand_end_the_connection() -> None:
+    peer = ConnectionPeer(FEW)
+    peer.send(frame(frames.HEADERS, 5, 1, BLOCK + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000))
+    bomb = BLOCK + b"\xbe" * 15_000
+
+    answers = peer.send(*(frame(frames.HEADERS, 5, number, bomb) for number in range(3, 99, 2)))
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(answers) <= 5
+
+
+def test_a_block_that_changes_the_table_again_and_again_ends_the_connection() -> None:
+    """An encoder needs two changes."""
+    peer = ConnectionPeer()
+    assert peer.send(frame(frames.HEADERS, 5, 1, b"\x20\x3f\xe1\x1f" + BLOCK)) == []
+
+    answers = peer.send(frame(frames.HEADERS, 5, 3, b"\x20\x3f\xe1\x1f" * 2 + BLOCK))
+
+    assert ended_by(answers) is ErrorCode.COMPRESSION_ERROR
+
+
 # --- memory and time, over a socket ---------------------------------------------------------------
 
 
