@@ -349,9 +349,8 @@ class DeadLetterReceiver(Client):
             if found.code is Code.TOPIC_NOT_FOUND:
                 time.sleep(0.5)
             for each in found.messages:
-                handle = each.system_properties.receipt_handle
-                if self.is_ok(tool.ack("dead-letters", self._topic, handle), "a dead letter"):
-                    self.ledger.dead_letter(each.body.decode())
+                self.ledger.dead_letter(each.body.decode())
+                self.is_ok(tool.ack("dead-letters", self._topic, each.system_properties.receipt_handle), "an ack")
 
 
 class PythonClient:
