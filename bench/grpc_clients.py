@@ -77,7 +77,8 @@ class Client(threading.Thread):
                 time.sleep(0.02)
                 continue
             try:
-                with GrpcTool(self.world.server.address, self.name) as tool:
+                # With its own threads grpcio 1.85 left one receive of thousands waiting, long after its deadline.
+                with GrpcTool(self.world.server.address, self.name, polls=True) as tool:
                     self.work(tool, tool.telemetry())
             except (grpc.RpcError, StopIteration) as exc:
                 if self.world.server.is_up and generation == self.world.server.generation:
