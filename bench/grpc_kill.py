@@ -137,8 +137,6 @@ def _drain(world: World, other: PythonClient | None) -> None:
     end_s = time.monotonic() + _DRAIN_S
     while world.ledger.open() and time.monotonic() < end_s:
         time.sleep(0.1)
-    for entry in world.ledger.open():
-        world.ledger.fault(Kind.LOST, f"{entry.body}: not delivered; {entry}")
     if other is not None:
         other.end()
 
@@ -148,16 +146,13 @@ def _compare(store: Path, world: World, other: PythonClient | None) -> None:
     with EmbeddedBroker(store, SMALL) as broker:
         for topic in (NORMAL, FIFO, DELAYED, TRANSACTIONS, PYTHON):
             world.ledger.compare(topic, [each.body.decode() for each in messages_in(broker, topic)])
-            dead = [each.body.decode() for each in _dead_letters(broker, topic)]
-            if topic != NORMAL:
-                for body in dead:
-                    world.ledger.dead_letter(body)
-            elif len(dead) > len(set(dead)):
-                world.ledger.fault(Kind.TWICE, f"dead letters of {topic}: {sorted(dead)}"[:1_000])
+            world.ledger.compare_dead_letters([each.body.decode() for each in _dead_letters(broker, topic)])
         stored = {each.body.decode() for each in messages_in(broker, PYTHON_SENT)}
         for body in () if other is None else other.sent:
             if body not in stored:
                 world.ledger.fault(Kind.LOST, f"{body}: not in {PYTHON_SENT}")
+    for entry in world.ledger.open():
+        world.ledger.fault(Kind.LOST, f"{entry.body}: not delivered; {entry}")
     for line in world.server.errors():
         world.ledger.fault(Kind.UNEXPECTED, f"log of the server: {line[:500]}")
 

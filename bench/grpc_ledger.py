@@ -322,11 +322,14 @@ class Ledger:
                     self._fault(Kind.REFUSED, entry, f"at {now_ms}")
 
     def dead_letter(self, body: str) -> None:
-        """Note a dead letter, and check that its client asked for it, or that its attempts are used up."""
+        """Note a dead letter, and check that its client asked for it, or that its attempts are used up.
+
+        It may be noted again: it was delivered again, since its acknowledgement had no answer.
+        """
         with self._lock:
             entry = self._entries[body]
             if entry.is_dead:
-                self._fault(Kind.TWICE, entry, "two dead letters")
+                return
             entry.is_dead = True
             self.counts["dead letters"] += 1
             attempts = 0 if entry.last is None else entry.last.attempt
@@ -341,14 +344,17 @@ class Ledger:
         with self._lock:
             return [entry for entry in self._entries.values() if entry.must_come]
 
-    def unsettled(self) -> list[Entry]:
-        """Return the open messages with a delivery that a client can still acknowledge."""
-        return [entry for entry in self.open() if entry.last is not None]
-
     def entries(self) -> list[Entry]:
         """Return all messages."""
         with self._lock:
             return list(self._entries.values())
+
+    def compare_dead_letters(self, stored: list[str]) -> None:
+        """Note the dead letters that a group has, and check that each is there once."""
+        for body, count in Counter(stored).items():
+            self.dead_letter(body)
+            if count > 1:
+                self.fault(Kind.TWICE, f"{body}: {count} dead letters")
 
     def compare(self, topic: str, stored: list[str]) -> None:
         """Compare the messages that a topic has with those that it must have."""

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import grpc.experimental
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
@@ -164,6 +165,7 @@ class GrpcTool:
     Args:
         keys: Access key and secret key.
         root: Certificate of the server, for TLS.
+        polls: True: the thread of a receive waits for its messages itself, not for a thread of grpcio.
     """
 
     def __init__(
@@ -174,10 +176,13 @@ class GrpcTool:
         keys: tuple[str, str] | None = None,
         root: bytes | None = None,
         metadata: dict[str, str] | None = None,
+        polls: bool = False,
     ) -> None:
         address = server if isinstance(server, HostAddress) else endpoint(server).server.address
         # Channels with the same arguments would share one connection.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        if polls:
+            options.append((grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1))
         if root is None:
             self.channel = grpc.insecure_channel(str(address), options)
         else:
