@@ -26,7 +26,7 @@ LOCKED = $(PIP_INSTALL) --require-hashes --no-build-isolation --requirement
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all docs lint types quick wheel release-check bench lock clean
+.PHONY: help setup demo test test-all grpc-clients docs lint types quick wheel release-check bench lock clean
 
 help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
@@ -126,6 +126,9 @@ test: setup $(CHECK)/.ready ## Lint and run all tests but the longest
 
 test-all: setup $(CHECK)/.ready $(VENV)/.docs ## Lint and run all tests
 	@$(call WITH_LINT,$(PYTEST))
+
+grpc-clients: setup ## RocketMQ's gRPC clients against our server and RocketMQ's proxy; writes docs/compare/grpc-clients.md
+	@REAL_ROCKETMQ=1 $(VENV)/bin/pytest tests/conformance/grpc_clients
 
 # Without the rest of the environment, such as PySpark: the site is built from the sources.
 $(VENV)/.docs: $(LOCKS)/build.txt $(LOCKS)/docs.txt | environment
