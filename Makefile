@@ -26,7 +26,7 @@ LOCKED = $(PIP_INSTALL) --require-hashes --no-build-isolation --requirement
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all docs lint types quick wheel release-check bench lock clean
+.PHONY: help setup demo test test-all grpc-clients docs lint types quick wheel release-check bench lock clean
 
 help: ## Show this list
 	@echo "mqtemplate: delayed messages as RocketMQ has them, for Python and Spark"
@@ -144,6 +144,9 @@ build/spark-%/.ready: $(LOCKS)/build.txt $(LOCKS)/develop.txt $(LOCKS)/spark-%.t
 .PHONY: test-spark
 test-spark: build/spark-$(VERSION)/.ready ## Run the tests of versions of Spark, with VERSION=4.0, 4.1 or 4.2
 	@$(<D)/bin/python -m pytest tests/spark/test_versions.py tests/spark/listening/test_connect.py
+
+grpc-clients: setup ## RocketMQ's gRPC clients against our server and RocketMQ's proxy; writes docs/compare/grpc-clients.md
+	@REAL_ROCKETMQ=1 $(VENV)/bin/pytest tests/conformance/grpc_clients
 
 # Without the rest of the environment, such as PySpark: the site is built from the sources.
 $(VENV)/.docs: $(LOCKS)/build.txt $(LOCKS)/docs.txt | environment
