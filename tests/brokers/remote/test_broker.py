@@ -32,7 +32,7 @@ from mqtemplate.remoting.protocol.bodies.group import ConsumerRunningInfo
 from mqtemplate.remoting.protocol.headers.group import GetConsumerRunningInfoRequestHeader, ResetOffsetRequestHeader
 from mqtemplate.server import Account, AclSettings, LocalCluster
 from mqtemplate.topics import AUTO_CREATE_TOPIC, RETRY_TOPIC_PREFIX
-from tests.brokers.remote.clients import bodies, client, join, one_queue, remote, send_numbers, server, take
+from tests.brokers.remote.clients import bodies, client, group_spec, join, one_queue, remote, send_numbers, server, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.waiting import eventually
 
@@ -269,6 +269,22 @@ def test_a_tool_gets_the_state_of_a_member(
     assert {data.topic for data in info.subscription_set} == {"orders", "%RETRY%billing"}
     assert info.jstack is not None
     assert "mqtemplate-remote-groups" in info.jstack
+
+
+def test_a_tool_gets_the_state_of_a_member_that_receives_by_pop(
+    our_client: RemoteBroker, our_server: LocalCluster, tool: RemotingClient
+) -> None:
+    """It has no queues of its own."""
+    one_queue(our_client)
+    our_client.pop.join(group_spec("billing", "orders"))
+    [member] = our_client.admin().group("billing").members
+
+    header = GetConsumerRunningInfoRequestHeader(consumer_group="billing", client_id=member.client_id)
+    request = RemotingCommand.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+    info = ConsumerRunningInfo.decode(tool.invoke(str(our_server.address), request, 10_000).body)
+
+    assert info.mq_table == {}
+    assert {data.topic for data in info.subscription_set} == {"orders", "%RETRY%billing"}
 
 
 def test_a_tool_resets_the_offsets_of_a_group_by_time(

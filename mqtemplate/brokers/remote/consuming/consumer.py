@@ -456,7 +456,7 @@ class AdminRequests:
 
     def _running_info(self, channel: Connection, request: RemotingCommand) -> RemotingCommand:
         header = request.header(GetConsumerRunningInfoRequestHeader)
-        member = self._member(header.consumer_group)
+        member = self.members.get(header.consumer_group)
         if member is None:
             return _no_member(request, header.consumer_group)
         info = ConsumerRunningInfo(
@@ -467,17 +467,23 @@ class AdminRequests:
                 "PROP_NAMESERVER_ADDR": ";".join(self.name_servers),
             },
             subscription_set=member.consumer_data().subscription_data_set,
-            mq_table={
-                self.namespace.wrap_queue(queue): ProcessQueueInfo(
-                    commit_offset=member.position(queue),
-                    cached_msg_count=member.pulls.prefetched(queue),
-                    locked=member.locks.holds(queue),
-                )
-                for queue in member.assignment()
-            },
+            mq_table=self._queues_of(member),
             jstack=_stacks() if header.jstack_enable else None,
         )
         return request.response(body=info.encode())
+
+    def _queues_of(self, member: GroupMember) -> dict[MessageQueue, ProcessQueueInfo]:
+        """Return the queues of a member; a member that receives by POP has none of its own."""
+        if not isinstance(member, RemoteConsumer):
+            return {}
+        return {
+            self.namespace.wrap_queue(queue): ProcessQueueInfo(
+                commit_offset=member.position(queue),
+                cached_msg_count=member.pulls.prefetched(queue),
+                locked=member.locks.holds(queue),
+            )
+            for queue in member.assignment()
+        }
 
     def _member(self, wire_group: str) -> RemoteConsumer | None:
         member = self.members.get(wire_group)
