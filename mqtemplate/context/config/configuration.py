@@ -29,6 +29,7 @@ _NO_KEYS = {
     # Access keys and TLS of Spark's processes, which have no configuration file: mqtemplate.spark.location.
     *("MQTEMPLATE_ACCESS_KEY", "MQTEMPLATE_SECRET_KEY", "MQTEMPLATE_SECURITY_TOKEN"),
     *("MQTEMPLATE_TLS_TRUST_CERT_PATH", "MQTEMPLATE_CLIENT_FILE"),
+    "MQTEMPLATE_SPARK_SHIPPED",  # the tasks of Spark get the library as a zip: the package pyspark_mqtemplate
 }
 
 
