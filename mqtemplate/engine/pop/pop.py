@@ -52,6 +52,10 @@ _log = get_logger("mqtemplate.broker")
 _SESSION_ENDED_MS = 1_000
 _RESTORED_SESSION_MS = 120_000
 """Time that a session of an earlier run has to use the broker again: the expiry of clients."""
+_UNSURE_MS = 2_000
+"""Time before a crash in which a delivery may have been lost on its way to the client."""
+_UNSURE_INVISIBLE_MS = 60_000
+"""Time after the start at which such a delivery expires. Source: ``ProxyConfig.defaultInvisibleTimeMills``."""
 
 
 class PopService:
@@ -122,16 +126,26 @@ class PopService:
         metrics.gauge("pop.waiting", lambda: sum(len(tracked.state.waiting) for tracked in self._progress))
         metrics.gauge("pop.oldest_ms", lambda: self._progress.oldest_ms(self._clock.now_ms()))
 
-    def load(self) -> None:
+    def load(self, crash_ms: int | None = None) -> None:
         """Restore the progress of an earlier run, after the store was loaded.
 
-        The sessions of that run have some time to continue: see `keep_session`.
+        The sessions of that run have some time to continue: see `keep_session`. It does not renew the last deliveries
+        before a crash: their client may not have got them, and they would be invisible for hours.
+
+        Args:
+            crash_ms: Store timestamp of the last record before a crash; None if the last run was closed.
         """
         self.journal.load(self._progress)
-        last_ms = self._clock.now_ms() + _RESTORED_SESSION_MS
+        now_ms = self._clock.now_ms()
+        last_ms = now_ms + _RESTORED_SESSION_MS
         for tracked in self._progress:
-            for delivery in tracked.state.in_flight.values():
-                if delivery.session:
+            for queue_offset, delivery in list(tracked.state.in_flight.items()):
+                if not delivery.session:
+                    continue
+                if crash_ms is not None and delivery.pop_ms > crash_ms - _UNSURE_MS:
+                    unsure = delivery._replace(session="", visible_ms=now_ms + _UNSURE_INVISIBLE_MS)
+                    tracked.state.change(queue_offset, delivery.pop_ms, unsure)
+                else:
                     self._sessions.setdefault(delivery.session, set()).add(tracked)
             self._progress.settle(tracked)
         self._restored_sessions = set(self._sessions)

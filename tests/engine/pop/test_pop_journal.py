@@ -115,17 +115,41 @@ def test_a_session_of_before_a_restart_continues_if_its_client_comes_back(tmp_pa
     shop.pop(session="one")
     shop.send("left")
     shop.pop(session="two")
-    shop.harness.advance("1s")
+    shop.harness.advance("3s")
+    shop.send("later")  # the deliveries are older than the last record before a kill
 
     again = restarted(shop, killed=killed)
     again.pop_service.keep_session("one")
 
+    again.ack(*again.pop())
     again.harness.advance("119s")
     assert again.pop() == []
     again.harness.advance("1s")
     assert bodies(again.pop()) == ["left"]
     again.harness.advance("2h")
     assert "kept" not in bodies(again.pop())
+    again.broker.close()
+
+
+@both_ends
+def test_a_session_does_not_renew_what_a_kill_may_have_lost_on_its_way(tmp_path: Path, killed: bool) -> None:
+    """Else the message would be invisible for three hours, though its client waits for it."""
+    shop = opened(tmp_path)
+    shop.send("received")
+    shop.pop(session="one")
+    shop.harness.advance("10s")
+    shop.send("unsure")
+    [unsure] = shop.pop(session="one")
+
+    again = restarted(shop, killed=killed)
+    again.pop_service.keep_session("one")
+    again.harness.advance("59s")
+    assert again.pop() == []
+    again.harness.advance("1s")
+
+    found = again.pop()
+    assert [(*bodies([each]), each.attempt) for each in found] == ([("unsure", 2)] if killed else [])
+    assert again.ack(unsure) == [not killed]
     again.broker.close()
 
 
