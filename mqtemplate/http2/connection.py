@@ -24,6 +24,8 @@ from mqtemplate.http2.streams import CREDIT_BYTES, Http2Stream, Outbound, Stream
 _MAX_SENT_FRAME_BYTES = 65_536
 _MAX_SETTINGS = 64
 """Number of settings in one frame. HTTP/2 and its extensions define less than 20."""
+_LARGE_LIST_FRAMES = 50
+"""Control frames for which a list of fields above the limit counts: it takes as long to decode."""
 _MAX_VALID_NAMES = 16
 _MAX_CACHED_NAMES = 64
 
@@ -255,6 +257,7 @@ class Http2Connection:
         try:
             fields = self._decoder.decode(block)
         except HeaderListTooLargeError as exc:
+            self._control.spend(_LARGE_LIST_FRAMES, "lists of fields above the limit")
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, str(exc), self._new_id(stream_id)) from None
         if stream_id <= self.last_stream_id:
             self._on_trailers(stream_id, fields, ends_stream=ends_stream)

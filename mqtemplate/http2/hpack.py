@@ -189,6 +189,8 @@ _STATIC_NAMES = {name: index for index, (name, _) in reversed(list(enumerate(_ST
 _STATIC_FIELDS = {field: index for index, field in enumerate(_STATIC_TABLE) if index}
 
 _MAX_INTEGER = (1 << 28) - 1
+_MAX_RESIZES = 2
+"""Between two blocks an encoder needs no more: the smallest size, and the last one. RFC 7541, 4.2."""
 # Small caches: each connection has its own.
 _MAX_CACHED_BLOCKS = 32
 _MAX_CACHED_BYTES = 512
@@ -261,7 +263,7 @@ class HpackDecoder:
 
     def _decode(self, block: bytes) -> list[HeaderField]:
         fields: list[HeaderField] = []
-        at = total = 0
+        at = total = resizes = 0
         end = len(block)
         is_static = True  # True while the block does not change the table
         while at < end:
@@ -283,6 +285,9 @@ class HpackDecoder:
                 if fields:
                     raise HpackError("a header block changes the size of the table after its first field")
                 size, at = _integer(block, at, 0x1F) if byte & 0x1F == 0x1F else (byte & 0x1F, at)
+                resizes += 1
+                if resizes > _MAX_RESIZES:
+                    raise HpackError(f"a header block changes the size of the table more than {_MAX_RESIZES} times")
                 self._resize(size)
                 is_static = False
                 continue

@@ -317,11 +317,14 @@ class BrokerServer(Generic[EngineT]):
     def use_accounts(self, acl: AclSettings) -> None:
         """Use the accounts of other settings of the access control, from the next request on.
 
-        The held pulls and pops of accounts that have changed are answered, so that their consumers send the next ones.
+        The held pulls, pops and receives of accounts that have changed are answered, so that their consumers send the
+        next ones.
         """
         changed = self.core.access.change_accounts(acl)
         self.hold.answer_for(changed)
         self._parts.pops.answer_for(changed)
+        if self.grpc is not None:
+            self.grpc.service.answer_for(changed)
 
     def listener(self, listen: HostAddress) -> RemotingServer:
         """Return a listener socket with the limits, TLS and access control of this server. It is not started."""

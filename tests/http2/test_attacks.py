@@ -83,6 +83,30 @@ def test_many_settings_in_one_frame_are_refused() -> None:
     assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
 
 
+def test_a_changed_window_costs_more_with_many_open_streams() -> None:
+    """It is added to each of them."""
+    peer = ConnectionPeer(FEW)
+    peer.send(*(headers(number, flags=frames.END_HEADERS) for number in range(1, 1_001, 2)))
+
+    answers = peer.send(*(settings_frame({frames.INITIAL_WINDOW_SIZE: size}) for size in range(20)))
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(answers) <= 3
+
+
+def test_a_client_that_permits_a_byte_at_a_time_is_disconnected() -> None:
+    """Each byte of a response costs a frame in both directions."""
+    peer = ConnectionPeer(FEW, settings={frames.INITIAL_WINDOW_SIZE: 0})
+    peer.send(headers(1))
+    peer.receivers[1].stream.respond(((":status", "200"),), bytes(1_000), (("grpc-status", "0"),))
+
+    answers = peer.send(window_update_frame(1, 1) * 200)
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert sum(len(each.payload) for each in answers if each.kind == frames.DATA) <= 110
+    assert peer.connection.outbound.queued_bytes < 1_000
+
+
 # --- resets ---------------------------------------------------------------------------------------
 
 
@@ -148,6 +172,27 @@ def test_a_block_that_expands_is_refused_without_its_fields() -> None:
 
     assert (reset.stream_id, reset.code) == (3, ErrorCode.ENHANCE_YOUR_CALM)
     assert list(peer.receivers) == [1]
+
+
+def test_many_blocks_that_expand_end_the_connection() -> None:
+    peer = ConnectionPeer(FEW)
+    peer.send(frame(frames.HEADERS, 5, 1, BLOCK + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000))
+    bomb = BLOCK + b"\xbe" * 15_000
+
+    answers = peer.send(*(frame(frames.HEADERS, 5, number, bomb) for number in range(3, 99, 2)))
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert len(answers) <= 5
+
+
+def test_a_block_that_changes_the_table_again_and_again_ends_the_connection() -> None:
+    """An encoder needs two changes."""
+    peer = ConnectionPeer()
+    assert peer.send(frame(frames.HEADERS, 5, 1, b"\x20\x3f\xe1\x1f" + BLOCK)) == []
+
+    answers = peer.send(frame(frames.HEADERS, 5, 3, b"\x20\x3f\xe1\x1f" * 2 + BLOCK))
+
+    assert ended_by(answers) is ErrorCode.COMPRESSION_ERROR
 
 
 # --- memory and time, over a socket ---------------------------------------------------------------

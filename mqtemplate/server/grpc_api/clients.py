@@ -14,6 +14,7 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mqtemplate.durations import format_ms
@@ -27,6 +28,7 @@ from mqtemplate.grpc_protos.enums import ClientType, Code, FilterType
 from mqtemplate.http2.grpc_server import GrpcCall
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import StoredRecord
+from mqtemplate.remoting.io_loop import Timer
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.server.core.server_core import ServerCore
@@ -42,6 +44,8 @@ _log = get_logger("mqtemplate.server")
 _ids = itertools.count(-1, -1)
 """Clients have numbers of their own among the channels: one connection may have several, and one several."""
 
+_ASSIGNMENT_MS = 6_000
+"""All push consumers of RocketMQ's clients query their assignment every 5 seconds, until they close."""
 _ANSWER_MS = 5_000
 _MAX_REQUESTS = 100
 _HANDLED = {
@@ -80,7 +84,8 @@ class GrpcClient:
         settings: What the server needs of the ``apache.rocketmq.v2.Settings`` that the client sent last: its type, its
             timeout, and if it is a producer.
         producer_topics: Topics of a producer: each is the name of its producer group.
-        groups: Consumer groups of a consumer.
+        group: Consumer group of a consumer.
+        assignment_timer: Runs if the client, a push consumer, queries its assignment no more.
     """
 
     client_id: str
@@ -96,6 +101,7 @@ class GrpcClient:
     settings: Any = None
     producer_topics: frozenset[str] = frozenset()
     group: str | None = None
+    assignment_timer: Timer | None = None
     is_open: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _waiting: dict[str, Callable[[Any], None]] = field(default_factory=dict)  # nonce -> takes the answer
@@ -220,7 +226,7 @@ class GrpcClients:
         core: ServerCore,
         check_command: Callable[[TransactionCheck], bytes],
         pop: PopService,
-        call_later: Callable[[float, Callable[[], None]], object],
+        call_later: Callable[[float, Callable[[], None]], Timer],
     ) -> None:
         self._core = core
         self._clock = core.registration.engine.clock
@@ -412,6 +418,17 @@ class GrpcClients:
                 f"clients of type {client.kind} are not served; use a producer, a push consumer or a simple consumer",
             )
 
+    def queried_assignment(self, context: GrpcContext) -> None:
+        """Note that a push consumer queries its assignment. If it does so no more, end its receives: it closes.
+
+        It terminates only after their end. If it does live, it repeats a receive that was answered.
+        """
+        client = self._clients.get(context.client_id)
+        if client is not None and client.kind == ClientType.PUSH_CONSUMER:
+            if client.assignment_timer is not None:
+                client.assignment_timer.cancel()
+            client.assignment_timer = self.call_later(_ASSIGNMENT_MS, partial(self._leaving, client.client_id))
+
     def terminate(self, context: GrpcContext) -> None:
         """End a client that leaves.
 
@@ -439,6 +456,8 @@ class GrpcClients:
             del self._clients[client.client_id]
             client.is_open = False
         stream = client.detach()
+        if client.assignment_timer is not None:
+            client.assignment_timer.cancel()
         self._core.limits.grpc_clients.give(client.owner)
         if stream is not None:
             stream.finish()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -92,6 +92,7 @@ class GrpcConsuming:
         """Assign a topic: each member gets all of it, since POP needs no assignment of queues."""
         topic, group = check_topic_name(request.topic.name), check_group_name(request.group.name)
         config = self._readable(topic)
+        self._clients.queried_assignment(context)
         is_ordered = self._group(group).consume_message_orderly
         permission = Permission.READ_WRITE if config.perm & Perm.WRITE else Permission.READ
         broker = broker_of(self._engine.name, self._address())
@@ -261,27 +262,34 @@ class GrpcConsuming:
         """
         with self._lock:
             self._soon.extend(work)
-            if self._is_due or not self._soon:
-                return
-            self._is_due = True
-        if self._is_closed:
+            is_closed, is_due = self._is_closed, self._is_due or not self._soon
+            self._is_due = bool(self._soon)
+        if is_closed:
             self._do_some(float("inf"))  # the I/O thread calls no timers any more
-        else:
+        elif not is_due:
             self._clients.call_later(0, self._do_some)
 
     def _do_some(self, seconds: float = _TURN_S) -> None:
         end_s = time.monotonic() + seconds
-        while self._soon:
+        while True:
+            with self._lock:
+                work = self._soon.popleft() if self._soon else None
+                self._is_due = work is not None
+            if work is None:
+                return
             try:
-                self._soon.popleft()()
+                work()
             except Exception:  # the rest of the work is of other clients
                 _log.exception("server.receive_not_ended")
             if time.monotonic() >= end_s:
                 break
+        self._clients.call_later(0, self._do_some)
+
+    def answer_for(self, accounts: Set[str]) -> None:
+        """Answer the receives that wait of accounts whose rights have changed: their next ones are checked again."""
         with self._lock:
-            self._is_due = has_more = bool(self._soon)
-        if has_more:
-            self._clients.call_later(0, self._do_some)
+            found = [receive for of_client in self._waiting.values() for receive in of_client]
+        self.do_soon([receive.stop for receive in found if receive.account in accounts])
 
     def close(self) -> None:
         """Answer the receives that wait: the server stops."""
@@ -346,6 +354,11 @@ class _Receive:
         self._is_settled = False
         self._result: PopResult | None = None
         self._held: HeldPop | None = None
+
+    @property
+    def account(self) -> str | None:
+        """Access key of the client."""
+        return self._context.caller.account
 
     def hold(self, wait_ms: int) -> None:
         """Wait for messages."""

@@ -8,7 +8,7 @@ Source: RocketMQ ``proxy: GrpcMessagingApplication``, ``DefaultGrpcMessingActivi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -213,6 +213,10 @@ class MessagingService:
     def _terminate(self, context: GrpcContext, request: Any) -> Any:
         self.clients.terminate(context)
         return protos.NotifyClientTerminationResponse(status=ok())
+
+    def answer_for(self, accounts: Set[str]) -> None:
+        """Answer the receives that wait of accounts whose rights have changed."""
+        self._consuming.answer_for(accounts)
 
     def close(self) -> None:
         """Answer the receives that wait, and end the streams of all clients: the server stops."""

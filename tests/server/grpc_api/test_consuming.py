@@ -45,8 +45,13 @@ def stepped_topic(stepped: Server) -> str:
     return TOPIC
 
 
-def held(server: Server) -> int:
-    return len(server.limits.pulls)
+def held(server: Server) -> int | None:
+    """Return the number of receives that wait; None while one is not yet, or no longer, both counted and held.
+
+    A receive is counted first. The time for which it waits starts when it is held.
+    """
+    count = server.engine.engine.pop.count_held(GROUP, TOPIC)
+    return count if len(server.limits.pulls) == count else None
 
 
 def in_thread(stream: Any) -> tuple[threading.Thread, list[Received]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -16,10 +17,20 @@ from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_u
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.headers.pop import PollingInfoRequestHeader, PollingInfoResponseHeader
-from mqtemplate.server import BrokerServer
+from mqtemplate.server import Account, AclSettings, BrokerServer, Right
 from tests.http2.wire import SocketPeer, call, changed, data, headers, messages
-from tests.server.grpc_api.grpc_tool import GrpcTool, Received, consumer_settings, create_topic, endpoint, message
-from tests.server.grpc_api.test_consuming import GROUP, TOPIC, held, in_thread
+from tests.server.grpc_api.grpc_tool import (
+    GrpcTool,
+    Received,
+    advance,
+    consumer_settings,
+    create_topic,
+    endpoint,
+    message,
+    serving,
+)
+from tests.server.grpc_api.test_clients import SECRET
+from tests.server.grpc_api.test_consuming import GROUP, TOPIC, assignment, held, in_thread
 from tests.server.tool import Tool
 from tests.waiting import eventually
 
@@ -100,6 +111,27 @@ def test_the_receives_of_a_client_that_leaves_end_at_once(
         thread.join()
         assert (found[0].code, found[0].kinds) == (Code.MESSAGE_NOT_FOUND, EMPTY)
     assert held(server) == 0
+
+
+def test_the_receives_of_a_push_consumer_that_queries_its_assignment_no_more_end(
+    stepped: Server, stepped_tool: GrpcTool
+) -> None:
+    """RocketMQ's clients query it every 5 seconds. One that closes waits for its receives before it terminates."""
+    create_topic(stepped, TOPIC)
+    stepped.groups.put([SubscriptionGroupConfig(group_name=GROUP)])
+    stream = stepped_tool.telemetry()
+    stream.report(consumer_settings(GROUP, TOPIC, kind=ClientType.PUSH_CONSUMER))
+    thread, found = in_thread(stepped_tool.start_receive(GROUP, TOPIC, wait_s=20, timeout=600))
+    wait_for_receives(stepped, 1)
+    for _ in range(3):
+        assert assignment(stepped_tool).status.code == Code.OK
+        advance(stepped, 5_000)
+    assert held(stepped) == 1
+
+    advance(stepped, 1_000)
+
+    thread.join()
+    assert found[0].code is Code.MESSAGE_NOT_FOUND
 
 
 def test_many_receives_of_a_client_that_leaves_end_a_few_at_a_time(
@@ -186,6 +218,24 @@ def test_the_receives_of_a_client_end_when_the_connection_of_its_telemetry_is_lo
 
     thread.join()
     assert found[0].code is Code.MESSAGE_NOT_FOUND
+
+
+def test_the_receives_of_an_account_whose_rights_changed_end() -> None:
+    """The next one is checked again."""
+    account = Account(
+        access_key="the-consumer", secret_key=SECRET, topic_perms={TOPIC: Right.SUB}, group_perms={GROUP: Right.SUB}
+    )
+    with serving(acl=AclSettings(accounts=(account,))) as server:
+        create_topic(server, TOPIC)
+        with GrpcTool(server, keys=("the-consumer", SECRET)) as tool:
+            thread, found = in_thread(tool.start_receive(GROUP, TOPIC, wait_s=20))
+            wait_for_receives(server, 1)
+
+            server.use_accounts(AclSettings(accounts=(replace(account, group_perms={}),)))
+
+            thread.join()
+            assert found[0].code is Code.MESSAGE_NOT_FOUND
+            assert tool.receive(GROUP, TOPIC).code is Code.UNAUTHORIZED
 
 
 # --- messages that do not arrive ------------------------------------------------------------------
