@@ -3,7 +3,7 @@
 One process, the embedded broker, 1 KiB, handlers that do nothing. The messages are stored before. In each round both
 listeners handle all of them, one after the other, each in a new group; a turn ends when the last message is
 acknowledged or committed. A figure is the median of the rounds. It is measured in memory, and on disk with
-``SYNC_FLUSH``, where an acknowledgement by POP survives a crash.
+``SYNC_FLUSH``, where an acknowledgement by POP survives a crash. The processor time is that of the whole process.
 
     python -m bench.pop_listener [--count 20000] [--rounds 3] [--handlers 20]
 """
@@ -34,8 +34,8 @@ _BATCH = 500
 _numbers = itertools.count()
 
 
-def rate(broker: EmbeddedBroker, count: int, kind: Callable[..., Any], **options: Any) -> float:
-    """Return the messages per second of one listener in a new group."""
+def rate(broker: EmbeddedBroker, count: int, kind: Callable[..., Any], **options: Any) -> tuple[float, float]:
+    """Return the messages per second of one listener in a new group, and the processor time for one (us)."""
     done, left = threading.Event(), itertools.count(count - 1, -1)
 
     def finish() -> None:
@@ -49,17 +49,17 @@ def rate(broker: EmbeddedBroker, count: int, kind: Callable[..., Any], **options
     registry = ListenerRegistry(broker, JsonMessageConverter())
     [container] = registry.register(listener)
     gc.collect()
-    start = time.perf_counter()
+    start, processor_start = time.perf_counter(), time.process_time()
     registry.start()
     if not done.wait(_TIMEOUT_S):
         raise SystemExit(f"{container.in_flight} messages are unfinished after {_TIMEOUT_S} s")
     while container.in_flight:
         time.sleep(0.0005)
-    seconds = time.perf_counter() - start
+    seconds, processor_s = time.perf_counter() - start, time.process_time() - processor_start
     registry.stop()
     queues = broker.queues("orders")
     assert sum(broker.groups.committed_offset(group, queue) or 0 for queue in queues) == count, "each is done"
-    return count / seconds
+    return count / seconds, processor_s / count * 1e6
 
 
 def plain(finish: Callable[[], None]) -> Callable[..., Any]:
@@ -99,16 +99,18 @@ def compare(where: str, folder: Path | None, count: int, rounds: int, handlers: 
     with EmbeddedBroker(folder) as broker:
         store(broker, count)
         for name, (kind, options) in kinds.items():
-            results: dict[MessageRequestMode, list[float]] = {mode: [] for mode in MessageRequestMode}
+            results: dict[MessageRequestMode, list[tuple[float, float]]] = {mode: [] for mode in MessageRequestMode}
             for _ in range(rounds):
-                for mode, rates in results.items():
-                    rates.append(
+                for mode, found in results.items():
+                    found.append(
                         rate(broker, count, kind, request_mode=mode, consume_thread_number=handlers, **options)
                     )
-            pull, pop = (median(results[mode]) for mode in (MessageRequestMode.PULL, MessageRequestMode.POP))
-            report(f"{where}, {name}: pull", pull, "/s", "-")
-            report(f"{where}, {name}: POP", pop, "/s", "-")
-            report("  ratio", pop / pull, "", ">= 0.33")
+            for mode, found in results.items():
+                rates, processor_us = zip(*found, strict=True)
+                report(f"{where}, {name}: {mode.value}", median(rates), "/s", "-")
+                report("  processor time for a message", median(processor_us), "us", "-")
+            pull, pop = (median(each for each, _ in found) for found in results.values())
+            report("  ratio of the rates", pop / pull, "", ">= 0.33")
 
 
 def main() -> None:

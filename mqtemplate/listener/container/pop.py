@@ -371,8 +371,12 @@ class PopMembership(Membership):
 
     # --- receiving ---------------------------------------------------------------------------------
 
-    def _free_count(self) -> int:
-        """Return how many messages may be received now: those that handlers are free for, or will be soon."""
+    def _free_count(self, *, many: bool = False) -> int:
+        """Return how many messages may be received now: those that handlers are free for, or will be soon.
+
+        Args:
+            many: Return 0 while more than three quarters of the messages that this member may have are there.
+        """
         unsettled = self.deliveries.unsettled_count
         if not self._may_fetch or unsettled >= _MOST_UNSETTLED:
             return 0
@@ -381,11 +385,15 @@ class PopMembership(Membership):
         prefetch = min(self._prefetch.count(self.deliveries.finished, at_once), _MOST_BYTES // self._body_bytes)
         if self._settings.is_orderly:
             return batch if service.order_count < self._number + prefetch else 0
-        free = at_once + prefetch - (len(self.deliveries) - unsettled)
-        return free if free < batch and not service.ready_count else batch if free >= batch else 0
+        most = at_once + prefetch
+        free = most - (len(self.deliveries) - unsettled)
+        if not service.ready_count:
+            return min(free, batch)
+        return batch if free >= (max(batch, most // 4) if many else batch) else 0
 
     def _notify_free(self) -> None:
-        if self._waiting and (self._free_count() > 0 or self._has_ended()):
+        # A thread that is woken for each batch would cost more than the batch.
+        if self._waiting and (self._free_count(many=True) > 0 or self._has_ended()):
             with self._free:
                 self._free.notify_all()
 

@@ -201,9 +201,12 @@ class PopDeliveries:
 
     def release(self, deliveries: Iterable[PopDelivery]) -> None:
         """Let other members have messages that no handler had, soon and with the same attempt."""
+        is_empty = True
         for delivery in deliveries:
+            is_empty = False
             self._note_end(delivery, _RELEASE)
-        self._report_soon()
+        if not is_empty:
+            self._report_soon()
 
     def _end(self, delivery: PopDelivery, change: _LaterDelivery | None) -> None:
         self.finished += 1
@@ -285,6 +288,7 @@ class PopDeliveries:
     def report(self) -> None:
         """Report the ends of messages that were noted so far."""
         left = len(self._ended)  # further ones are for the next step, so that renewals are not late
+        failures: list[Exception] = []
         while left > 0:
             of_request: dict[tuple[_LaterDelivery | None, str], list[PopDelivery]] = {}
             for _ in range(min(left, _MOST_AT_ONCE)):
@@ -295,31 +299,46 @@ class PopDeliveries:
                 of_request.setdefault((delivery.change, delivery.message.topic), []).append(delivery)
             left -= _MOST_AT_ONCE
             for (change, topic), deliveries in of_request.items():
-                self._report(topic, change, deliveries)
+                failures += self._report(topic, change, deliveries)
             with self._settled:
                 self._settled.notify_all()
             self._on_free()
+        for failure in failures:
+            raise failure
 
-    def _report(self, topic: str, change: _LaterDelivery | None, deliveries: list[PopDelivery]) -> None:
+    def _report(
+        self, topic: str, change: _LaterDelivery | None, deliveries: Sequence[PopDelivery]
+    ) -> Sequence[Exception]:
+        """Send a report, and take its results. Return the errors of logging."""
         held = [delivery for delivery in deliveries if delivery in self._held]
+        failures: list[Exception] = []
         for delivery, error in zip(held, self._errors(topic, change, held), strict=True):
-            if error is None:
-                self._forget(delivery)
-            elif is_kind(error, InvalidReceiptHandleError):
-                if change is _RELEASE:  # another member has it already
-                    self._forget(delivery)
-                else:
-                    self._drop(delivery, error)
-            elif change is None:
-                self._try_later(delivery, error, "listener.ack_failed")
-            else:
-                self._forget(delivery)
-                self._refused(delivery, error)
+            try:
+                self._take_result(delivery, change, error)
+            except (
+                Exception
+            ) as failure:  # logging may call the application; the other messages are settled all the same
+                failures.append(failure)
         for delivery in deliveries:
             if delivery not in self._held:
                 self._unsettled.pop(delivery, None)
             if change is not _RELEASE:
                 self._end_turn(delivery, is_done=change is None and not delivery.dropped)
+        return failures
+
+    def _take_result(self, delivery: PopDelivery, change: _LaterDelivery | None, error: Exception | None) -> None:
+        if error is None:
+            self._forget(delivery)
+        elif is_kind(error, InvalidReceiptHandleError):
+            if change is _RELEASE:  # another member has it already
+                self._forget(delivery)
+            else:
+                self._drop(delivery, error)
+        elif change is None:
+            self._try_later(delivery, error, "listener.ack_failed")
+        else:
+            self._forget(delivery)
+            self._refused(delivery, error)
 
     def _errors(
         self, topic: str, change: _LaterDelivery | None, deliveries: Sequence[PopDelivery]
@@ -421,9 +440,9 @@ class PopDeliveries:
                 self._is_visible_from(delivery, now_ms + self._invisible_ms)
             elif is_kind(error, InvalidReceiptHandleError):
                 self._drop(delivery, error)
-                self._on_free()
             else:
                 self._try_later(delivery, error, "listener.renewal_failed")
+        self._on_free()  # some may have been dropped
 
     def _locks_for_renewal(self, delivery: PopDelivery, now_ms: int) -> bool:
         """Acquire the lock of a delivery that is to be renewed. Return False if it is not."""
@@ -456,9 +475,9 @@ class PopDeliveries:
         if left_ms == 0 or is_kind(error, (BrokerClosedError, ForkedError)):
             self._drop(delivery, error)
             return
-        self._log.log(WARNING, event, reason=safe_text(error), msg_id=delivery.message.msg_id, visible_in_ms=left_ms)
         delivery.due_ms = self._clock.steady_ms() + min(_RETRY_MS, left_ms)
         self._is_due(delivery.due_ms)
+        self._log.log(WARNING, event, reason=safe_text(error), msg_id=delivery.message.msg_id, visible_in_ms=left_ms)
 
 
 def _last_receipt(delivery: PopDelivery) -> str:

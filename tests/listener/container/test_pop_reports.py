@@ -261,6 +261,35 @@ def test_an_unexpected_error_of_a_broker_loses_no_message(app: App, monkeypatch:
     assert (calls, container.in_flight, app.committed("billing")) == ([("bill", "a", 1)], 0, 1)
 
 
+def test_an_error_of_logging_keeps_no_message_unsettled(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of an application may raise anything. Here two retries are refused, and both are to be reported."""
+    change_all = app.broker.pop.change_all
+    refused: list[str] = []
+
+    def refusing(group: str, topic: str, receipts: Sequence[str], *arguments: Any, **options: Any) -> Results:
+        if len(refused) < 2:
+            refused.extend(receipts)
+            return [BrokerError("the broker does not answer")] * len(receipts)
+        return change_all(group, topic, receipts, *arguments, **options)
+
+    @message_listener("orders", "billing", request_mode=POP, invisible_duration="10s")
+    def handle(message: MessageExt) -> None:
+        if not message.reconsume_times:
+            raise ConnectionError
+
+    def raising(*_: object) -> None:
+        raise ZeroDivisionError("the log is broken")
+
+    monkeypatch.setattr(app.broker.pop, "change_all", refusing)
+    container = app.listen(handle)
+    monkeypatch.setattr(container._failures, "send_back_failed", raising)
+    app.send("orders", "a", "b")
+    app.advance("1h")
+
+    assert len(refused) == 2
+    assert (container.in_flight, app.committed("billing")) == (0, 2)
+
+
 def test_messages_of_one_key_wait_for_the_acknowledgement_and_other_keys_do_not(
     disk_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
