@@ -581,15 +581,11 @@ class EmbeddedAdmin(BrokerAdmin):
     def forget_group(self, group: str) -> None:
         groups = self._engine.groups
         if self._members(group) or groups.has_remote_members(group):
-            raise _has_members(group)
+            raise UnsupportedError(
+                f"group {group!r} has members now, so it is not gone; stop them first, or move its offsets instead "
+                f"with: mqtemplate offsets reset {group} TOPIC --to latest"
+            )
         groups.forget(group)
-
-
-def _has_members(group: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"group {group!r} has members now, so it is not gone; stop them first, or move its offsets instead with: "
-        f"mqtemplate offsets reset {group} TOPIC --to latest"
-    )
 
 
 def _stored_groups(store_files: StoreFiles) -> list[str]:
