@@ -7,10 +7,11 @@ broker under test.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -222,6 +223,9 @@ class _OverGrpc(
 ):
     """The parts of the contract that the protocol can do. A subclass has the fixture ``server``."""
 
+    NOT_HERE: ClassVar[Mapping[str, str]] = {}
+    """Test -> reason why the server of the class cannot do it."""
+
     @pytest.fixture
     def early_ms(self) -> int:
         """Longest time by which a timer of the broker may be early."""
@@ -232,8 +236,7 @@ class _OverGrpc(
         self, request: pytest.FixtureRequest, server: GrpcServer, early_ms: int, tmp_path: Path
     ) -> Iterator[BrokerUnderTest]:
         name = request.function.__name__
-        is_rocketmq = early_ms > 0
-        if reason := NOT_OVER_GRPC.get(name) or (NOT_BY_ROCKETMQ.get(name) if is_rocketmq else None):
+        if reason := NOT_OVER_GRPC.get(name) or self.NOT_HERE.get(name):
             pytest.skip(reason)
 
         def connect(topics: Sequence[str] = ()) -> Broker:
@@ -273,6 +276,8 @@ class TestOurServer(_OverGrpc):
 
 @pytest.mark.conformance
 class TestRocketMQsProxy(_OverGrpc):
+    NOT_HERE = NOT_BY_ROCKETMQ
+
     @pytest.fixture
     def server(self, proxy: GrpcServer) -> GrpcServer:
         return proxy

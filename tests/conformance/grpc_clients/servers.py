@@ -78,7 +78,8 @@ def cluster_proxy(folder: Path, options: Mapping[str, object] | None = None) -> 
     certificates = _certificates(folder)
     with NameServer() as names, RocketMQ(folder / "store", names, {**_OPTIONS, **(options or {})}):
         wait_until_registered(GrpcServer("", names.address), folder)
-        with Proxy(names, certificate=_issued(certificates)) as proxy:
+        # It reports the producers of a topic to the broker, which checks transactions with them, every 20 s by default.
+        with Proxy(names, {"transactionHeartbeatPeriodSecond": 1}, certificate=_issued(certificates)) as proxy:
             yield GrpcServer(proxy.address, names.address, authority=certificates.authority)
 
 
