@@ -143,7 +143,7 @@ build/spark-%/.ready: $(LOCKS)/build.txt $(LOCKS)/develop.txt $(LOCKS)/spark-%.t
 
 .PHONY: test-spark
 test-spark: build/spark-$(VERSION)/.ready ## Run the tests of versions of Spark, with VERSION=4.0, 4.1 or 4.2
-	@$(<D)/bin/python -m pytest tests/spark/test_versions.py tests/spark/listening/test_connect.py
+	@$(<D)/bin/python -m pytest tests/spark/test_versions.py
 
 # Without the rest of the environment, such as PySpark: the site is built from the sources.
 $(VENV)/.docs: $(LOCKS)/build.txt $(LOCKS)/docs.txt | environment
