@@ -32,6 +32,7 @@ MODULES_OF_EXTRAS = {
     "avro": "mqtemplate.converters.avro_converter",
     "celery": "mqtemplate_starter_celery",
     "compression": "lz4, zstandard, mqtemplate.record.compression",
+    "copy": "obstore, zstandard, mqtemplate.copy.copier",
     "dashboard": "mqtemplate.console.dashboard",
     "django": "django, mqtemplate_starter_django",
     "fastapi": "mqtemplate_starter_fastapi.messages",

@@ -141,13 +141,14 @@ class ClientInstance:
             timeout_ms: None for ``settings.request_timeout_ms``.
         """
         timeout_ms = timeout_ms or self._request_timeout_ms
+        seen = self.outages.changes
         try:
             response = self.remoting.invoke(address, self._with_extra_fields(request), timeout_ms)
         except UNANSWERED as exc:
-            self.report(address, exc, timeout_ms)
+            self.report(address, exc, seen, timeout_ms)
             raise
         if self.outages.is_open:
-            self.outages.answered(address)
+            self.outages.answered(address, seen)
         return response
 
     def invoke_async(
@@ -172,7 +173,7 @@ class ClientInstance:
         Returns:
             For each request, in their order, the address and the response or error.
         """
-        timeout_ms = timeout_ms or self._request_timeout_ms
+        timeout_ms, seen = timeout_ms or self._request_timeout_ms, self.outages.changes
         pending: list[tuple[str, Future[RemotingCommand | BrokerError]]] = []
         for address, request in requests:
             future: Future[RemotingCommand | BrokerError] = Future()
@@ -183,23 +184,26 @@ class ClientInstance:
                 future.set_result(exc)
         results = [(address, future.result()) for address, future in pending]  # each request ends by its time limit
         for address, result in results:
-            self.report(address, result, timeout_ms)
+            self.report(address, result, seen, timeout_ms)
         return results
 
-    def report(self, address: str, result: RemotingCommand | BrokerError, timeout_ms: int | None = None) -> None:
+    def report(
+        self, address: str, result: RemotingCommand | BrokerError, seen: int, timeout_ms: int | None = None
+    ) -> None:
         """Log the start or the end of an outage after the result of a request.
 
         Args:
+            seen: `Outages.changes` when the request was sent.
             timeout_ms: Time limit of the request. A caller that waits for a short time only, such as a send with a
                 timeout of its own, proves no outage. None for a request that had time enough.
         """
         if isinstance(result, RemotingCommand):
             if self.outages.is_open:
-                self.outages.answered(address)
+                self.outages.answered(address, seen)
         elif isinstance(result, UNANSWERED) and not self._is_closed:
             is_lost = isinstance(result, RemoteConnectError)
             if is_lost or timeout_ms is None or timeout_ms >= self._request_timeout_ms:
-                self.outages.failed(address, result)
+                self.outages.failed(address, result, seen)
             if is_lost:
                 self._on_connection_lost(address)
 

@@ -66,14 +66,19 @@ class Outages:
     An outage starts when the first server does not answer and ends when all of them answer. A server to which no
     request is sent any more, such as a removed broker, does not count longer than a minute.
 
+    A thread may report a result late. So a request that was sent before an outage started does not end it, and one that
+    was sent before it ended does not start the next one.
+
     Attributes:
         is_open: True during an outage. Hot paths read it before they report a response.
+        changes: Number of starts and ends of outages; a request notes it when it is sent.
     """
 
     name = "remote.outages"
 
     def __init__(self, clock: Clock) -> None:
         self.is_open = False
+        self.changes = 0
         self._clock = clock
         self._lock = threading.Lock()
         self._silent: dict[str, _SilentServer] = {}
@@ -85,14 +90,21 @@ class Outages:
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
-    def failed(self, address: str, error: Exception) -> None:
-        """Report a request to *address* that got no response."""
+    def failed(self, address: str, error: Exception, seen: int | None = None) -> None:
+        """Report a request to *address* that got no response.
+
+        Args:
+            seen: *changes* when it was sent; None if it was just now.
+        """
         with self._lock:
             starts = not self._silent
+            if starts and seen not in (None, self.changes):
+                return
             silent = self._silent.setdefault(address, _SilentServer(str(error)))
             silent.recent += 1
             if starts:
                 self.is_open, self._failures = True, 0
+                self.changes += 1
                 self._started_ms = self._clock.steady_ms()
                 self._summary_ms = self._started_ms + SUMMARY_MS
             self._failures += 1
@@ -100,12 +112,15 @@ class Outages:
             _log.warning("remote.outage_started", server=address, reason=str(error))
             self._wake()
 
-    def answered(self, address: str) -> None:
-        """Report a response from *address*."""
+    def answered(self, address: str, seen: int | None = None) -> None:
+        """Report a response from *address*; *seen* as for `failed`."""
         with self._lock:
+            if seen not in (None, self.changes):
+                return
             if self._silent.pop(address, None) is None or self._silent:
                 return
             self.is_open = False
+            self.changes += 1
             outage_ms, failures = self._clock.steady_ms() - self._started_ms, self._failures
         _log.info("remote.reconnected", server=address, outage_ms=outage_ms, failed_requests=failures)
 
@@ -124,6 +139,7 @@ class Outages:
                 return wall_time(self._clock, self._summary_ms)
             self._silent = {address: silent for address, silent in self._silent.items() if silent.recent}
             self.is_open = bool(self._silent)
+            self.changes += not self.is_open
             self._summary_ms += SUMMARY_MS
             outage_ms, failures = self._clock.steady_ms() - self._started_ms, self._failures
             silent = {address: each.reason for address, each in self._silent.items()}

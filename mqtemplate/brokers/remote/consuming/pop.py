@@ -278,10 +278,10 @@ class _TopicPops:
         instance = self._context.instance
         with self._changed:
             self._held[pop] = None
-        timeout_ms = poll_ms + self._context.settings.request_timeout_ms
+        timeout_ms, seen = poll_ms + self._context.settings.request_timeout_ms, instance.outages.changes
 
         def done(response: RemotingCommand | BrokerError) -> None:
-            instance.report(target.address, response)
+            instance.report(target.address, response, seen)
             self._note(pop, response)
 
         try:

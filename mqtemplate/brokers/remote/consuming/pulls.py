@@ -331,13 +331,17 @@ class PullClient:
             max_msg_bytes=_MAX_BYTES,
         )
         request = RemotingCommand.request(RequestCode.PULL_MESSAGE, header)
-        self.context.instance.invoke_async(
-            address, request, self._settings.pull_timeout_ms, lambda answer: done(self._outcome(queue, address, answer))
-        )
+        instance = self.context.instance
+        seen = instance.outages.changes
+
+        def on_answer(answer: RemotingCommand | BrokerError) -> None:
+            instance.report(address, answer, seen)
+            done(self._outcome(queue, address, answer))
+
+        instance.invoke_async(address, request, self._settings.pull_timeout_ms, on_answer)
 
     def _outcome(self, queue: MessageQueue, address: str, response: RemotingCommand | BrokerError) -> PullOutcome:
         retry_ms = self._settings.retry_after_error_ms
-        self.context.instance.report(address, response)
         if isinstance(response, BrokerError):
             return PullFailed(response, retry_ms)
         try:

@@ -549,9 +549,11 @@ class _AsyncSend(_RoutedSend):
     """
 
     outcome: Outcome
+    _seen: int = field(default=0, init=False)
 
     def attempt(self) -> None:
         """Send the request. This may block while the topic has no route."""
+        self._seen = self.producer.instance.outages.changes
         try:
             target = self.choose_target()
             command = self.request.command(target.queue)
@@ -564,7 +566,7 @@ class _AsyncSend(_RoutedSend):
     def _done(self, answer: RemotingCommand | BrokerError) -> None:
         try:
             if self.target is not None:
-                self.producer.instance.report(self.target.address, answer, self.limit_ms)
+                self.producer.instance.report(self.target.address, answer, self._seen, self.limit_ms)
             result = self.result_or_pause(answer)
         except BaseException as exc:
             self._fail(exc)

@@ -31,14 +31,19 @@ class Losses:
     def move(self, ms: str) -> None:
         self._clock.move_ms(int(ms))
 
-    def failed(self, name: str) -> Iterator[str]:
+    def sent(self) -> None:
+        """Send a request, whose result is reported as a late one."""
+        self._seen = self._outages.changes
+
+    def failed(self, name: str, late: str = "") -> Iterator[str]:
         with capture_logs() as logs:
-            self._outages.failed(ADDRESSES[name], RemoteConnectError("connection refused"))
+            seen = self._seen if late else None
+            self._outages.failed(ADDRESSES[name], RemoteConnectError("connection refused"), seen)
         yield from _lines(logs)
 
-    def answered(self, name: str) -> Iterator[str]:
+    def answered(self, name: str, late: str = "") -> Iterator[str]:
         with capture_logs() as logs:
-            self._outages.answered(ADDRESSES[name])
+            self._outages.answered(ADDRESSES[name], self._seen if late else None)
         yield from _lines(logs)
 
     def step(self) -> Iterator[str]:
