@@ -233,9 +233,9 @@ class Engine:
         crash_ms = None if was_clean else self.store.last_store_timestamp
         try:
             self._load_tables()
+            self.pop.load(crash_ms)  # before the others, which may store records
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
-            self.pop.load(crash_ms)
             self._services_of_rocketmq = self._create_services_of_rocketmq()
         except BaseException:
             self.delayed.timers.close()

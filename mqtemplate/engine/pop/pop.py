@@ -151,6 +151,8 @@ class PopService:
         self._restored_sessions = set(self._sessions)
         for session in self._restored_sessions:
             self._change_session(session, lambda each: each._replace(visible_ms=min(each.visible_ms, last_ms)))
+        # Before any other record: after another kill, the time of the last record is no longer that of the first kill.
+        self.journal.write_events()
 
     # --- pop -----------------------------------------------------------------------------------
 

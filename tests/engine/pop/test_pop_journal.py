@@ -153,6 +153,24 @@ def test_a_session_does_not_renew_what_a_kill_may_have_lost_on_its_way(tmp_path:
     again.broker.close()
 
 
+def test_a_second_kill_before_the_services_have_worked_does_not_make_it_certain(tmp_path: Path) -> None:
+    """A record of the second run is much later than the delivery."""
+    shop = opened(tmp_path)
+    shop.send("unsure")
+    shop.pop(session="one")
+    second = restarted(shop, killed=True)
+    second.clock.move_ms(5_000)
+    second.send("later")
+
+    third = restarted(second, killed=True)
+    third.pop_service.keep_session("one")
+    third.ack(*third.pop())
+    third.harness.advance("60s")
+
+    assert bodies(third.pop()) == ["unsure"]
+    third.broker.close()
+
+
 @both_ends
 def test_a_forgotten_group_stays_forgotten(tmp_path: Path, killed: bool) -> None:
     shop = opened(tmp_path)
