@@ -268,8 +268,13 @@ class Receiver(Client):
             delivery = Delivery(each.body.decode(), handle, system.delivery_attempt, started_ms, stored_ms, number)
             self.ledger.delivered(self._topic, delivery, is_renewed=self._is_renewed)
             deliveries.append(delivery)
-        for delivery in deliveries:
-            self._handle(tool, delivery.body, delivery.handle)
+        for at, delivery in enumerate(deliveries):
+            try:
+                self._handle(tool, delivery.body, delivery.handle)
+            except grpc.RpcError:
+                if self._is_renewed:  # a push consumer still has them, and the server renews them for it
+                    self._left += [(each.body, each.handle) for each in deliveries[at:]]
+                raise
 
     def _handle(self, tool: GrpcTool, body: str, handle: ReceiptHandle) -> None:
         chance = self.chance.random()
