@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.futures import AwaitableFuture
@@ -16,8 +15,6 @@ from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
-
-_T = TypeVar("_T")
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
 """Function that returns the state of the local transaction of a half message. An exception counts as ``UNKNOWN``."""
@@ -474,6 +471,9 @@ class PopConsumers(Protocol):
         Raises:
             InvalidReceiptHandleError: The invisible time was over, and the message was delivered again.
         """
+        [error] = self.ack_all(group, topic, [receipt])
+        if error is not None:
+            raise error
 
     def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
         """Set the time for which a message stays invisible, from now on. Return the receipt handle to use from now on.
@@ -485,13 +485,16 @@ class PopConsumers(Protocol):
         Raises:
             InvalidReceiptHandleError: The invisible time was over, and the message was delivered again.
         """
+        [changed] = self.change_all(group, topic, [receipt], invisible_ms, counts=counts)
+        if isinstance(changed, MQTemplateError):
+            raise changed
+        return changed
 
     def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[MQTemplateError | None]:
         """Acknowledge several messages, if possible with one request and one flush of the broker.
 
         Return the result for each receipt handle: None, or the error that `ack` raises.
         """
-        return [_outcome(partial(self.ack, group, topic, receipt)) for receipt in receipts]
 
     def change_all(
         self, group: str, topic: str, receipts: Sequence[str], invisible_ms: int, *, counts: bool = True
@@ -500,8 +503,6 @@ class PopConsumers(Protocol):
 
         Return the result for each receipt handle: the one to use from now on, or the error of `change_invisible`.
         """
-        change = partial(self.change_invisible, group, topic, invisible_ms=invisible_ms, counts=counts)
-        return [_outcome(partial(change, receipt)) for receipt in receipts]
 
     def dead_letter(
         self, group: str, topic: str, received: ReceivedMessage, properties: Mapping[str, str] | None = None
@@ -514,13 +515,6 @@ class PopConsumers(Protocol):
         Raises:
             InvalidReceiptHandleError: The invisible time was over, and the message was delivered again.
         """
-
-
-def _outcome(call: Callable[[], _T]) -> _T | MQTemplateError:
-    try:
-        return call()
-    except MQTemplateError as error:
-        return error
 
 
 class ReleaseCauses(Protocol):

@@ -361,21 +361,10 @@ class EmbeddedPop(PopConsumers):
         for group in list(self._receives):
             self.wake(group)
 
-    def ack(self, group: str, topic: str, receipt: str) -> None:
-        [error] = self.ack_all(group, topic, [receipt])
-        if error is not None:
-            raise error
-
     def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[MQTemplateError | None]:
         ack = partial(self._engine.pop.ack_all, group, topic)
         results = self._when_durable(group, topic, receipts, ack)
         return [each if isinstance(each, MQTemplateError) else None for each in results]
-
-    def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
-        [changed] = self.change_all(group, topic, [receipt], invisible_ms, counts=counts)
-        if isinstance(changed, MQTemplateError):
-            raise changed
-        return changed
 
     def change_all(
         self, group: str, topic: str, receipts: Sequence[str], invisible_ms: int, *, counts: bool = True

@@ -241,12 +241,6 @@ class GrpcPop(PopConsumers):
 
     # --- fate of a message ---------------------------------------------------------------------
 
-    def ack(self, group: str, topic: str, receipt: str) -> None:
-        """See `PopConsumers.ack`."""
-        [error] = self.ack_all(group, topic, [receipt])
-        if error is not None:
-            raise error
-
     def ack_all(self, group: str, topic: str, receipts: Sequence[str]) -> list[MQTemplateError | None]:
         """See `PopConsumers.ack_all`. Each proxy gets the messages that it gave, in few requests."""
         results: dict[str, MQTemplateError | None] = {}
@@ -291,13 +285,6 @@ class GrpcPop(PopConsumers):
             if error is None or isinstance(error, InvalidReceiptHandleError):
                 self._forget(receipt)
         return results
-
-    def change_invisible(self, group: str, topic: str, receipt: str, invisible_ms: int, *, counts: bool = True) -> str:
-        """See `PopConsumers.change_invisible`."""
-        [changed] = self.change_all(group, topic, [receipt], invisible_ms, counts=counts)
-        if isinstance(changed, MQTemplateError):
-            raise changed
-        return changed
 
     def change_all(
         self, group: str, topic: str, receipts: Sequence[str], invisible_ms: int, *, counts: bool = True

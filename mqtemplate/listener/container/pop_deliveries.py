@@ -315,9 +315,7 @@ class PopDeliveries:
         for delivery, error in zip(held, self._errors(topic, change, held), strict=True):
             try:
                 self._take_result(delivery, change, error)
-            except (
-                Exception
-            ) as failure:  # logging may call the application; the other messages are settled all the same
+            except Exception as failure:  # of logging, which may call the application: the others are settled, too
                 failures.append(failure)
         for delivery in deliveries:
             if delivery not in self._held:
