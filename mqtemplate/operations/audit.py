@@ -291,12 +291,11 @@ class _LogFiles:
             return
         if not stat.S_ISREG(status.st_mode) or status.st_size < self._limits.max_bytes:
             return
-        renamed = self._renamed()
-        now_ms = self._clock.now_ms()
-        if renamed:  # also after a step of the clock the names ascend
-            now_ms = max(now_ms, int(renamed[-1].name.removeprefix(f"{self._path.stem}.")[:13]))
-        number = sum(f".{now_ms:013d}-" in each.name for each in renamed)
-        name = f"{self._path.stem}.{now_ms:013d}-{number:03d}-{secrets.token_hex(2)}{self._path.suffix}"
+        time = self._clock.now_ms() * 1_000
+        for last in self._renamed()[-1:]:  # the names ascend, also within a millisecond and after a step of the clock
+            milliseconds, number, _ = last.name.removeprefix(f"{self._path.stem}.").split("-", 2)
+            time = max(time, int(milliseconds) * 1_000 + int(number) + 1)
+        name = f"{self._path.stem}.{time // 1_000:013d}-{time % 1_000:03d}-{secrets.token_hex(2)}{self._path.suffix}"
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             self._path.rename(self._path.with_name(name))
         for path in self._renamed()[: -max(self._limits.max_files - 1, 1)]:

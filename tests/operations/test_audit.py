@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+import secrets
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +176,19 @@ def test_a_log_takes_no_more_space_than_its_limits(tmp_path: Path) -> None:
     assert log.recent(1)[0].id == ids[-1]
     with pytest.raises(UnknownNameError, match="there is no change"):
         log.get(ids[0])
+
+
+def test_the_oldest_file_is_deleted_whatever_its_random_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still: the files differ by their number, and the random parts descend."""
+    descending = itertools.count(0xFFFF, -1)
+    monkeypatch.setattr(secrets, "token_hex", lambda length: f"{next(descending):0{2 * length}x}")
+    log = AuditLog(tmp_path / "audit.jsonl", VirtualClock(), limits=SMALL)
+
+    ids = many(log, 60)
+
+    found = [each.id for each in log.recent(60)]
+    assert 4 < len(found) < 20
+    assert found == ids[: -len(found) - 1 : -1]
 
 
 def test_old_values_are_deleted_with_their_lines_and_beyond_their_limit(tmp_path: Path) -> None:
