@@ -26,6 +26,7 @@
     │   ├── StoreLockedError       another process owns the store directory
     │   ├── StoreFormatError       the store directory was written with other settings
     │   ├── StoreFullError         no disk space for another file
+    │   │   └── StoreFencedError       this process may not be the owner of the store's history any more
     │   ├── CopyError              a copy of a store directory cannot be written or read
     │   └── CorruptRecordError     a record in a file is corrupt
     │       └── DeletedRecordError     a record is gone because retention deleted its file; it is not corrupt
@@ -81,6 +82,7 @@ __all__ = [
     "SendTimeoutError",
     "SparkError",
     "StoreError",
+    "StoreFencedError",
     "StoreFormatError",
     "StoreFullError",
     "StoreLockedError",
@@ -328,6 +330,13 @@ class StoreFullError(StoreError):
     """There is no disk space for another file.
 
     Acknowledged messages are safe. Sending works again when there is space.
+    """
+
+
+class StoreFencedError(StoreFullError):
+    """Nothing is stored, since another process may own the history of the store by now; see docs/copy.md.
+
+    As with a full disk nothing was written, and releases are tried again.
     """
 
 

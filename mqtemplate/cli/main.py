@@ -41,6 +41,7 @@ _COMMANDS = {
     "dashboard": "dashboard",
     "bench": "bench",
     "backup": "copies",
+    "promote": "copies",
     "restore": "copies",
     "copy": "copies",
     "doctor": "folder",

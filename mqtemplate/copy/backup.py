@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,20 +83,7 @@ class NewStore:
 
     def write_log(self, physical_offset: int, data: bytes) -> None:
         """Write bytes of the commit log."""
-        view = memoryview(data)
-        while view:
-            start = physical_offset - physical_offset % self._file_size
-            part = view[: start + self._file_size - physical_offset]
-            path = self.path / _PARTIAL_LOG / file_name(start)
-            with disk_errors("write to", path, len(part)):
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
-                with os.fdopen(fd, "r+b") as file:
-                    if os.fstat(fd).st_size != self._file_size:
-                        file.truncate(self._file_size)
-                    file.seek(physical_offset - start)
-                    file.write(part)
-            physical_offset += len(part)
-            view = view[len(part) :]
+        write_log(self.path / _PARTIAL_LOG, self._file_size, physical_offset, data)
 
     def first_record_after(self, time_ms: int, certain: int) -> int | None:
         """Return the physical offset of the first record after *certain* that was stored after a time; None without.
@@ -129,37 +116,66 @@ class NewStore:
                     os.truncate(path, end - start)
                     os.truncate(path, self._file_size)
 
-    def write_table(self, name: str, data: bytes) -> None:
-        """Write a small file, such as ``config/topics.json``."""
-        path = self.path / name
-        with disk_errors("write to", path, len(data)):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            path.touch(0o600)
-            path.write_bytes(data)
-            _sync(path)
-
     def finish(self, settings: EmbeddedSettings, clock: Clock | None = None) -> StoreSummary:
         """Make the directory a store: rebuild consume queues, index and timers. Nothing is released or deleted."""
         with disk_errors("write to", self.path):
             for path in sorted((self.path / _PARTIAL_LOG).iterdir()):
-                _sync(path)
+                sync_file(path)
             (self.path / _PARTIAL_LOG).rename(self.path / "commitlog")
             for folder in (self.path / "commitlog", self.path / "config", self.path, self.path.parent):
                 Disk().sync_folder(folder)
         settings = dataclasses.replace(settings, topics=(), mapped_file_size_commit_log=None)
         now_ms = (clock or SystemClock()).now_ms()
         with EmbeddedBroker(self.path, settings, VirtualClock(now_ms)) as broker:
-            actions = create_missing_topics(broker)
-            pending = broker.delayed.count_pending
-            names = broker.topic_names()
-            return StoreSummary(
-                broker.store.start_offset,
-                broker.store.end_offset,
-                sum(queue.max_offset - queue.min_offset for queue in _queues(broker, names)),
-                pending(PendingQuery()).total,
-                pending(PendingQuery(before_ms=now_ms)).total,
-                tuple(actions),
-            )
+            return summary_of(broker, create_missing_topics(broker))
+
+
+def write_log(folder: Path, file_size: int, physical_offset: int, data: bytes) -> None:
+    """Write bytes of a commit log to its files, which are created if missing.
+
+    Raises:
+        StoreError: The disk failed.
+    """
+    view = memoryview(data)
+    while view:
+        start = physical_offset - physical_offset % file_size
+        part = view[: start + file_size - physical_offset]
+        path = folder / file_name(start)
+        with disk_errors("write to", path, len(part)):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
+            with os.fdopen(fd, "r+b") as file:
+                if os.fstat(fd).st_size != file_size:
+                    file.truncate(file_size)
+                file.seek(physical_offset - start)
+                file.write(part)
+        physical_offset += len(part)
+        view = view[len(part) :]
+
+
+def write_table(path: Path, data: bytes) -> None:
+    """Write a small file, durably.
+
+    Raises:
+        StoreError: The disk failed.
+    """
+    with disk_errors("write to", path, len(data)):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch(0o600)
+        path.write_bytes(data)
+        sync_file(path)
+
+
+def summary_of(broker: EmbeddedBroker, actions: Sequence[str] = ()) -> StoreSummary:
+    """Return the contents of a started broker."""
+    pending = broker.delayed.count_pending
+    return StoreSummary(
+        broker.store.start_offset,
+        broker.store.end_offset,
+        sum(queue.max_offset - queue.min_offset for queue in _queues(broker, broker.topic_names())),
+        pending(PendingQuery()).total,
+        pending(PendingQuery(before_ms=broker.clock.now_ms())).total,
+        tuple(actions),
+    )
 
 
 def create_missing_topics(broker: EmbeddedBroker) -> list[str]:
@@ -184,7 +200,8 @@ def _queues(broker: EmbeddedBroker, topics: Iterable[str]) -> Iterator[ConsumeQu
             yield broker.store.consume_queue(topic, queue_id)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Write a file to the disk."""
     with path.open("r+b") as file:
         os.fsync(file.fileno())
 
@@ -222,7 +239,7 @@ def backup_store(
         new = NewStore(target, sizes.commit_log)
         for name, data in tables.items():
             if data is not None and is_copied_table(name):
-                new.write_table(name, data)
+                write_table(new.path / name, data)
         for physical_offset, data in _log_pieces(log):
             new.write_log(physical_offset, data)
             on_progress(len(data))

@@ -16,16 +16,22 @@ same one.
 from __future__ import annotations
 
 import json
+import os
+import stat
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqtemplate.converters.readable import time_text
 from mqtemplate.copy.objects import ObjectStore
 from mqtemplate.errors import ConfigurationError, CopyError
+from mqtemplate.event_log import get_logger
 from mqtemplate.extras import install_command
+
+_log = get_logger("mqtemplate.copy")
 
 FORMAT = 1
 ROOT_OBJECT = "copy.json"
@@ -137,11 +143,13 @@ class Alive:
         seen_ms: Time of the sign.
         copied_ms: Everything stored until then is in the copy.
         is_closed: The process has stopped copying, and will not write again.
+        lease_ms: Time after the sign in which the process may store messages; 0 without a limit.
     """
 
     seen_ms: int
     copied_ms: int
     is_closed: bool
+    lease_ms: int = 0
 
 
 def epoch_object(number: int) -> str:
@@ -178,6 +186,68 @@ def is_copied_table(name: str) -> bool:
     """Return True for a file of ``config/`` that belongs to a backup or a copy."""
     base = name.removeprefix("config/")
     return base not in _NOT_COPIED and not base.endswith((".bak", ".tmp", ".damaged"))
+
+
+class _TableState(NamedTuple):
+    """A table as it was read. *changed* is the state of the file before that."""
+
+    changed: tuple[int, int, int]
+    data: bytes
+
+
+class ChangedTables:
+    """The small files of a store directory, and which of them have changed since they were copied."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._copied: dict[str, _TableState] = {}
+        self._found: dict[str, _TableState] = {}
+        self._too_large: set[str] = set()
+
+    def changed(self) -> dict[str, bytes | None]:
+        """Return the tables that differ from the copied ones; None for one that was deleted."""
+        self._found = {}
+        for name, changed in self._files():
+            known = self._copied.get(name)
+            if known is not None and known.changed == changed:
+                self._found[name] = known
+            elif (data := self._read(name)) is not None:
+                self._found[name] = _TableState(changed, data)
+        found = {
+            name: state.data
+            for name, state in self._found.items()
+            if (known := self._copied.get(name)) is None or known.data != state.data
+        }
+        return found | dict.fromkeys(self._copied.keys() - self._found.keys())
+
+    def copied(self) -> None:
+        """Note that what `changed` has read was copied."""
+        self._copied = self._found
+
+    def all(self) -> dict[str, bytes | None]:
+        """Return all tables as they were copied."""
+        return {name: state.data for name, state in self._copied.items()}
+
+    def _files(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
+        with os.scandir(self._folder / "config") as entries:
+            for entry in sorted(entries, key=lambda each: each.name):
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if not stat.S_ISREG(found.st_mode) or not is_copied_table(entry.name):
+                    continue
+                if found.st_size <= MAX_TABLE_BYTES:
+                    yield f"config/{entry.name}", (found.st_mtime_ns, found.st_size, found.st_ino)
+                elif entry.name not in self._too_large:
+                    self._too_large.add(entry.name)
+                    _log.error("copy.table_left_out", table=entry.name, size=found.st_size, limit=MAX_TABLE_BYTES)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return (self._folder / name).read_bytes()
+        except FileNotFoundError:  # deleted, or between two versions
+            return None
 
 
 # --- segments and snapshots ---------------------------------------------------------------------
@@ -334,8 +404,11 @@ class Catalogue:
         self.snapshots = sorted(SnapshotName(*numbers) for numbers in _numbers(sizes, "snapshots/"))
 
     @classmethod
-    def read(cls, objects: ObjectStore) -> Catalogue:
+    def read(cls, objects: ObjectStore, known: Iterable[Epoch] = ()) -> Catalogue:
         """Read the names of a copy.
+
+        Args:
+            known: Epochs of an earlier call, which are not read again.
 
         Raises:
             CopyError: There is no copy, or its form is unknown.
@@ -351,7 +424,8 @@ class Catalogue:
                 f"{objects.url} has a copy of format {root.get('format')!r}, and this version reads format {FORMAT}; "
                 "use the version of mqtemplate that wrote it"
             )
-        epochs = [read_epoch(objects, name) for name in sizes if name.startswith("epochs/")]
+        read = {each.object: each for each in known}
+        epochs = [read.get(name) or read_epoch(objects, name) for name in sizes if name.startswith("epochs/")]
         return cls(objects, str(root.get("history")), sorted(epochs, key=lambda each: each.number), sizes)
 
     def pieces(self, epoch: Epoch) -> list[Piece]:
@@ -406,7 +480,7 @@ class Catalogue:
         before = [each for each in self.epochs if each.number < epoch.number]
         if not copied_ms and before:  # it has just begun
             copied_ms = self.alive(before[-1]).copied_ms
-        return Alive(seen_ms, copied_ms, bool(table.get("is_closed")))
+        return Alive(seen_ms, copied_ms, bool(table.get("is_closed")), int(table.get("lease_ms", 0)))
 
     def segment(self, name: SegmentName | SnapshotName) -> Segment:
         """Return a segment or a snapshot, verified.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from mqtemplate.broker import CopyHealth
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
@@ -19,10 +17,10 @@ from mqtemplate.copy.catalogue import (
     ALIVE_MS,
     FORMAT,
     HISTORY_TABLE,
-    MAX_TABLE_BYTES,
     ROOT_OBJECT,
     Alive,
     Catalogue,
+    ChangedTables,
     Epoch,
     Moment,
     Segment,
@@ -30,11 +28,11 @@ from mqtemplate.copy.catalogue import (
     SnapshotName,
     alive_object,
     encode,
-    is_copied_table,
     read_json,
     to_json,
     zstd,
 )
+from mqtemplate.copy.lease import Lease
 from mqtemplate.copy.objects import ObjectStore, open_objects
 from mqtemplate.engine.settings import CopyOptions, EmbeddedSettings
 from mqtemplate.errors import ConfigurationError, CopyError
@@ -63,68 +61,6 @@ class _RefusedError(CopyError):
     """Copying ends: no retry helps before an operator acts."""
 
 
-class _TableState(NamedTuple):
-    """A table as it was read. *changed* is the state of the file before that."""
-
-    changed: tuple[int, int, int]
-    data: bytes
-
-
-class _Tables:
-    """The small files of a store directory, and which of them have changed since they were copied."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._copied: dict[str, _TableState] = {}
-        self._found: dict[str, _TableState] = {}
-        self._too_large: set[str] = set()
-
-    def changed(self) -> dict[str, bytes | None]:
-        """Return the tables that differ from the copied ones; None for one that was deleted."""
-        self._found = {}
-        for name, changed in self._files():
-            known = self._copied.get(name)
-            if known is not None and known.changed == changed:
-                self._found[name] = known
-            elif (data := self._read(name)) is not None:
-                self._found[name] = _TableState(changed, data)
-        found = {
-            name: state.data
-            for name, state in self._found.items()
-            if (known := self._copied.get(name)) is None or known.data != state.data
-        }
-        return found | dict.fromkeys(self._copied.keys() - self._found.keys())
-
-    def copied(self) -> None:
-        """Note that what `changed` has read was copied."""
-        self._copied = self._found
-
-    def all(self) -> dict[str, bytes | None]:
-        """Return all tables as they were copied."""
-        return {name: state.data for name, state in self._copied.items()}
-
-    def _files(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
-        with os.scandir(self._folder / "config") as entries:
-            for entry in sorted(entries, key=lambda each: each.name):
-                try:
-                    found = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if not stat.S_ISREG(found.st_mode) or not is_copied_table(entry.name):
-                    continue
-                if found.st_size <= MAX_TABLE_BYTES:
-                    yield f"config/{entry.name}", (found.st_mtime_ns, found.st_size, found.st_ino)
-                elif entry.name not in self._too_large:
-                    self._too_large.add(entry.name)
-                    _log.error("copy.table_left_out", table=entry.name, size=found.st_size, limit=MAX_TABLE_BYTES)
-
-    def _read(self, name: str) -> bytes | None:
-        try:
-            return (self._folder / name).read_bytes()
-        except FileNotFoundError:  # deleted, or between two versions
-            return None
-
-
 class Copier:
     """Copies the commit log and the tables of an open store. A `Service`.
 
@@ -133,10 +69,14 @@ class Copier:
     - It reads files, and holds no lock of the store. Sends do not wait for it, whatever the place of the copy does.
     - While the place does not answer, it tries again, at last once a minute. That is logged once.
     - It ends for good (*refusal*) if the place has the copy of another history, or if a newer process copies there.
+    - With a lease the store accepts nothing while the place does not answer, and never again after such an end.
 
     Args:
         store: The store. It is loaded when the first step is taken.
         folder: The store directory.
+
+    Attributes:
+        lease: None without ``mqtemplate.copy.lease``.
     """
 
     name = "broker.copy"
@@ -149,7 +89,10 @@ class Copier:
         self._clock = store.clock
         self._to = options.to or ""
         self._objects: ObjectStore = open_objects(self._to, options.options)
-        self._tables = _Tables(folder)
+        self.lease = None if options.lease is None else Lease(store.clock, options.lease, self._to)
+        self._sign_ms = min(_SIGN_OF_LIFE_MS, (options.lease or 3 * _SIGN_OF_LIFE_MS) // 3)
+        self._is_fenced = False
+        self._tables = ChangedTables(folder)
         self._lock = threading.Lock()  # held during a step: at the end of the process, another one may hang
         self._epoch: Epoch | None = None
         self._end = 0
@@ -176,9 +119,23 @@ class Copier:
 
     def step(self) -> int | None:
         if self._is_due():
-            self._due_ms = self._clock.steady_ms() + self._options.interval
+            self._due_ms = self._clock.steady_ms() + self._longest_pause(self._options.interval)
             self._tried(self._copy)
+            self._report_fence()
         return wall_time(self._clock, None if self._is_refused() else self._due_ms)
+
+    def _longest_pause(self, pause_ms: int) -> int:
+        return pause_ms if self.lease is None else min(pause_ms, self._sign_ms)
+
+    def _report_fence(self) -> None:
+        reason = None if self.lease is None else self.lease.refusal()
+        if (reason is not None) == self._is_fenced:
+            return
+        self._is_fenced = reason is not None
+        if reason is None:
+            _log.info("copy.lease_renewed", to=self._to)
+        else:
+            _log.error("copy.lease_is_over", to=self._to, reason=reason)
 
     def _is_refused(self) -> bool:
         return self.refusal is not None
@@ -199,12 +156,16 @@ class Copier:
         self._failures.add()
         if isinstance(exc, _RefusedError):
             self.refusal = self.error = str(exc)
+            if self.lease is not None:
+                self.lease.lose(self.refusal)
             _log.error("copy.refused", to=self._to, reason=self.refusal)
             return
         self._retry_ms = min(max(2 * self._retry_ms, _FIRST_RETRY_MS), _LAST_RETRY_MS)
-        self._due_ms = self._clock.steady_ms() + self._retry_ms
+        self._due_ms = self._clock.steady_ms() + self._longest_pause(self._retry_ms)
         if self.error is None:
             hint = "messages are stored as before; it is tried again, at last once a minute"
+            if self.lease is not None:
+                hint = "messages are stored until the lease is over; it is tried again until then, and after it"
             _log.warning("copy.failed", to=self._to, reason=str(exc), hint=hint)
         self.error = str(exc)
 
@@ -252,7 +213,7 @@ class Copier:
     def begin(self) -> None:
         """Begin the copy now, unless it has begun or cannot."""
         if self._epoch is None and self.error is None:
-            self._tried(self._begin)
+            self._tried(lambda: self._show_that_it_lives(self._begin()))
 
     def finish(self) -> None:
         """After the store was closed: copy the rest, and write that this process has ended."""
@@ -264,13 +225,24 @@ class Copier:
         self._copy(is_last=True)
         self._show_alive(is_closed=True)
 
+    def check_owner(self) -> None:
+        """With a lease, before the store is opened: check that no other process owns its history.
+
+        Raises:
+            CopyError: Another one is alive, or the place does not answer.
+        """
+        if self.lease is None or ROOT_OBJECT not in self._objects.list(""):
+            return
+        catalogue = Catalogue.read(self._objects)
+        if catalogue.epochs:
+            self._check_ended(catalogue, catalogue.epochs[-1])
+
     # --- one step ------------------------------------------------------------------------------
 
     def _copy(self, *, is_last: bool = False) -> None:
         epoch = self._epoch or self._begin()
         if self._sign_due_ms <= self._clock.steady_ms():
-            self._check_newest(epoch)
-            self._show_alive()
+            self._show_that_it_lives(epoch)
         tables = self._tables.changed()
         end = self._store.group_commit.flushed
         time_ms = max(self._clock.now_ms(), (self._copied_ms or 0) + 1)
@@ -390,6 +362,8 @@ class Copier:
         if previous is not None:
             self._check_ended(catalogue, previous)
         start = self._start_after(catalogue, previous)
+        if previous is not None and self.lease is not None and not self._is_own(previous):
+            self._check_current(catalogue, previous, start)
         return self._create_epoch(previous.number + 1 if previous else 1, start, previous.time_ms if previous else 0)
 
     def _create_epoch(self, number: int, start: int, after_ms: int) -> Epoch:
@@ -399,7 +373,7 @@ class Copier:
         if not self._objects.create(epoch.object, to_json(epoch)):
             raise CopyError(f"another process begins to copy to {self._to} at this moment")
         self._epoch, self._end, self._log_start = epoch, start, self._store.start_offset
-        self._tables, self._small = _Tables(self._folder), []
+        self._tables, self._small = ChangedTables(self._folder), []
         self._snapshot_due_ms = self._sign_due_ms = self._clock.steady_ms()
         _log.info("copy.started", to=self._to, epoch=number, start_offset=start)
         return epoch
@@ -415,7 +389,7 @@ class Copier:
 
     def _check_ended(self, catalogue: Catalogue, previous: Epoch) -> None:
         """Check that the process of an epoch has ended. One on this host had this directory, which is ours now."""
-        if (previous.host, previous.folder) == (socket.gethostname(), str(self._folder)):
+        if self._is_own(previous):
             return
         alive = catalogue.alive(previous)
         if not alive.is_closed and self._clock.now_ms() - alive.seen_ms < ALIVE_MS:
@@ -424,6 +398,19 @@ class Copier:
                 f"alive at {time_text(alive.seen_ms)}; this process goes on with the copy when that one has been "
                 f"silent for {ALIVE_MS // 1_000} s. Two brokers must not have one history: stop one, or restore "
                 "with --fork and give it a place of its own"
+            )
+
+    def _is_own(self, epoch: Epoch) -> bool:
+        return (epoch.host, epoch.folder) == (socket.gethostname(), str(self._folder))
+
+    def _check_current(self, catalogue: Catalogue, previous: Epoch, start: int) -> None:
+        """Check that no other process has continued the history from an earlier record than the last one here."""
+        end = max([previous.start, *(each.end for each in catalogue.pieces(previous))])
+        if start < end or start < self._store.group_commit.flushed:
+            raise _RefusedError(
+                f"process {previous.pid} on {previous.host} has gone on with the history of this store directory, in "
+                f"{previous.folder}, from physical offset {previous.start} on; this directory is not the newest any "
+                f"more. Move it away, and write a new one with: mqtemplate broker --follow {self._to}"
             )
 
     def _start_after(self, catalogue: Catalogue, previous: Epoch | None) -> int:
@@ -457,6 +444,14 @@ class Copier:
         self._create_epoch(self._epoch.number + 1, start, self._epoch.time_ms)
         self._due_ms = self._clock.steady_ms()
 
+    def _show_that_it_lives(self, epoch: Epoch) -> None:
+        # The sign first: a follower that saw none of it has created its epoch before, which is found then.
+        since_ms = 0 if self.lease is None else self.lease.now_ms()
+        self._show_alive()
+        self._check_newest(epoch)
+        if self.lease is not None:
+            self.lease.renew(since_ms)
+
     def _check_newest(self, epoch: Epoch) -> None:
         """Check that no newer process copies there."""
         numbers = [int(name[7:15]) for name in self._objects.list("epochs/") if name[7:15].isdecimal()]
@@ -469,9 +464,9 @@ class Copier:
 
     def _show_alive(self, *, is_closed: bool = False) -> None:
         assert self._epoch is not None, "the copy has begun"
-        sign = Alive(self._clock.now_ms(), self._copied_ms or 0, is_closed)
+        sign = Alive(self._clock.now_ms(), self._copied_ms or 0, is_closed, self._options.lease or 0)
         self._objects.put(alive_object(self._epoch.number), to_json(sign))
-        self._sign_due_ms = self._clock.steady_ms() + _SIGN_OF_LIFE_MS
+        self._sign_due_ms = self._clock.steady_ms() + self._sign_ms
 
 
 _GAP = {
@@ -505,12 +500,21 @@ class CopiedBroker(EmbeddedBroker):
         self._thread: ServiceThread | None = None
 
     def start(self) -> None:
-        """Open the files, recover, and start copying. The place of the copy need not answer for that."""
+        """Open the files, recover, and start copying. Without a lease the place of the copy need not answer for that.
+
+        Raises:
+            CopyError: With a lease: the place does not answer, or another process owns the history.
+        """
         is_first = not self.engine.lifecycle.is_open
+        if is_first:
+            self._copier.check_owner()
         super().start()
         if not is_first:
             return
         self.store.cleaning.holds.append(self._copier.why_kept)
+        if self._copier.lease is not None:
+            self._bounded(self._copier.begin)
+            self.store.fence = self._copier.lease.refusal
         if not self.clock.is_virtual:
             self._thread = ServiceThread("mqtemplate-copy", [self._copier], self.clock, self.store.report)
             self._thread.start()

@@ -14,7 +14,7 @@ import numpy as np
 
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.converters.readable import time_text
-from mqtemplate.copy.backup import NewStore, Progress, StoreSummary
+from mqtemplate.copy.backup import NewStore, Progress, StoreSummary, write_table
 from mqtemplate.copy.catalogue import (
     ALIVE_MS,
     HISTORY_TABLE,
@@ -214,9 +214,9 @@ def restore_store(
     restoring.count_later()
     for name, data in restoring.tables.items():
         if data is not None:
-            new.write_table(name, data)
+            write_table(new.path / name, data)
     if fork:
-        new.write_table(HISTORY_TABLE, json.dumps({"history": secrets.token_hex(16)}).encode())
+        write_table(new.path / HISTORY_TABLE, json.dumps({"history": secrets.token_hex(16)}).encode())
     store = new.finish(settings or EmbeddedSettings(), clock)
     later = restoring.later
     return RestoreReport(plan.moment_ms, store, later.released, later.cancelled, fork)
@@ -232,14 +232,9 @@ def _check_original(catalogue: Catalogue, now_ms: int) -> None:
     if not catalogue.epochs:
         return
     last = catalogue.epochs[-1]
-    hint = (
-        "two brokers with one history would release the same messages twice. Stop that one first, or give the new "
-        "directory a history of its own: --fork"
-    )
+    hint = f"{_TWO_OWNERS} Stop that one first, or give the new directory a history of its own: --fork"
     if last.host == socket.gethostname():
-        owner = FolderStoreFiles(Path(last.folder)).locked_by()
-        if owner is not None:
-            raise StoreLockedError(f"the original {last.folder} is in use by process {owner}; {hint}")
+        check_local_owner(last, hint)
         return
     if _is_alive(catalogue, last, now_ms):
         raise CopyError(
@@ -247,6 +242,22 @@ def _check_original(catalogue: Catalogue, now_ms: int) -> None:
             f"{time_text(catalogue.alive(last).seen_ms)}; {hint}. A process that was killed counts as alive for "
             f"{ALIVE_MS // 1_000} s"
         )
+
+
+_TWO_OWNERS = "two brokers with one history would release the same messages twice."
+
+
+def check_local_owner(epoch: Epoch, hint: str = f"{_TWO_OWNERS} Stop that one first.") -> None:
+    """Check that the process of an epoch has ended, if it was on this host.
+
+    Raises:
+        StoreLockedError: Its directory is in use.
+    """
+    if epoch.host != socket.gethostname():
+        return
+    owner = FolderStoreFiles(Path(epoch.folder)).locked_by()
+    if owner is not None:
+        raise StoreLockedError(f"the original {epoch.folder} is in use by process {owner}; {hint}")
 
 
 class _Plan(NamedTuple):

@@ -338,11 +338,17 @@ class Engine:
 
 
 class EngineOwner(Protocol):
-    """Something that has an engine, such as an embedded broker."""
+    """Something that has an engine, such as an embedded broker. It starts and closes more than the engine."""
 
     @property
     def engine(self) -> Engine:
         """The engine."""
+
+    def start(self) -> None:
+        """Start the engine, and what the owner adds to it."""
+
+    def close(self) -> None:
+        """Close both."""
 
 
 def engine_of(owner: Engine | EngineOwner) -> Engine:

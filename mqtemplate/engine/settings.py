@@ -38,6 +38,11 @@ class CopyOptions:
     max_lag: Annotated[int, Ge(1_000)] = 600_000
     """Lag above which the health component ``copy`` is down."""
 
+    lease: Annotated[int, Ge(1_000)] | None = None
+    """Time for which this broker may store messages after its last sign of life in the copy, which it renews three
+    times as often. When it is over, nothing is accepted and nothing released until the place answers again, so that a
+    follower can take over without a second owner. Not given: this broker works whether the place answers or not."""
+
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the object store by the names of the library obstore, such as ``aws_endpoint``. What is not given
     comes from the environment, such as ``AWS_REGION``, or from the role of the machine."""

@@ -357,7 +357,7 @@ class BrokerServer(Generic[EngineT]):
         Raises:
             StoreError: The engine cannot be started, or a table cannot be read.
         """
-        self._engine.start()
+        self.engine.start()
         self._engine.attach(self._parts.remote_clients)
         self._create_system_topics()
         self.groups.load()
@@ -516,7 +516,7 @@ class LocalCluster(Generic[EngineT]):
             StoreError: The store files cannot be opened.
         """
         with ExitStack() as started:
-            started.callback(self._engine.close)
+            started.callback(self.engine.close)
             started.callback(lambda: self.broker.stop(self._left_s()))
             self.broker.start()
             if self._name_server is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.clock import Clock
-from mqtemplate.errors import StoreError, StoreFullError
+from mqtemplate.errors import StoreError, StoreFencedError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
@@ -65,6 +65,8 @@ class MessageStore:
         messages_before: Returns the number of messages of each topic in the log before a physical offset.
         cleaning: Deletes old files.
         last_run_ms: Store time of the newest record of the process before (epoch ms); None in a new store.
+        fence: Returns why nothing may be stored now, since another process may own the history; None if it may. None
+            if no other process can own it.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class MessageStore:
         self._owner: OwnerProcess | None = None
         self._is_dirty = False
         self.last_run_ms: int | None = None
+        self.fence: Callable[[], str | None] | None = None
         self._thread: ServiceThread | None = None
         self.group_commit = GroupCommit(self._flush_log)
         self._checkpoint_service = AfterChangeService(
@@ -282,7 +285,10 @@ class MessageStore:
             MessageError: The records or their properties are too large.
             StoreFullError: There is no space for another file, or the disk is above the warning level. Nothing was
                 written.
+            StoreFencedError: This process does not own the store's history now. Nothing was written.
         """
+        if self.fence is not None and (reason := self.fence()) is not None:
+            raise StoreFencedError(reason)
         if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
         try:

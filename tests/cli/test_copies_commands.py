@@ -1,4 +1,4 @@
-"""``backup``, ``restore``, ``copy ls`` and ``copy verify``."""
+"""``backup``, ``restore``, ``promote``, ``copy ls``, ``copy verify``, and ``broker --follow``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.copy import CopiedBroker
+from mqtemplate.copy.follower import Follower
+from mqtemplate.copy.restore import list_copy
 from mqtemplate.engine.settings import CopyOptions
+from mqtemplate.message import Message
 from tests.cli.running import CommandLine, prepare
+from tests.server.process import BrokerProcess
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -85,3 +90,55 @@ def test_a_directory_in_use_is_not_restored_beside_without_a_fork(command_line: 
     assert "is in use by process" in refused.errors
     assert "--fork" in refused.errors
     assert "has a history of its own" in forked.output
+
+
+# --- a follower -------------------------------------------------------------------------------------
+
+
+def test_a_directory_that_follows_a_copy_is_promoted(command_line: CommandLine, tmp_path: Path, place: str) -> None:
+    standby = tmp_path / "standby"
+    assert (
+        "follows no copy; name the copy: mqtemplate broker --follow"
+        in command_line.plain("promote", str(standby)).errors
+    )
+    with Follower(place, standby) as follower:
+        follower.catch_up()
+
+    promoted = command_line.plain("promote", str(standby))
+
+    assert promoted.code == 0, promoted
+    assert "took over with everything that was copied until" in promoted.output
+    assert "10 messages in topics, 4 pending" in promoted.output
+    assert command_line.plain("doctor", str(standby), "--json").json["topics"]["orders"] == 10
+
+
+def test_a_follower_process_takes_over_from_a_server_that_was_killed(command_line: CommandLine, tmp_path: Path) -> None:
+    """Clients find the messages of the first server at the second one, which goes on with the copy."""
+    place = f"file://{tmp_path / 'copy'}"
+    owner_folder, folder = tmp_path / "owner", tmp_path / "follower"
+    for each in (owner_folder, folder):
+        each.mkdir()
+        (each / "application.yml").write_text("mqtemplate: {copy: {interval: 50ms, lease: 1s}}\n", "utf-8")
+    (owner_folder / "application.yml").write_text(
+        f"mqtemplate: {{copy: {{to: '{place}', interval: 50ms, lease: 1s}}}}\n", "utf-8"
+    )
+    standby = BrokerProcess(folder, "--follow", place)
+    with BrokerProcess(owner_folder) as owner, standby.following() as process:
+        with RemoteBroker(RemoteSettings(name_servers=(str(owner.name_server),))) as client:
+            client.create_topic("orders")
+            client.sends.send_batch([Message("orders", b"%d" % number) for number in range(10)])
+        eventually(lambda: list_copy(place).log_bytes > 1_000, "the copy has the messages")
+        assert "is in use by process" in command_line.plain("promote", str(folder / "store")).errors
+
+        owner.kill()
+        promoted = command_line.plain("promote", str(folder / "store"))
+
+        assert promoted.code == 0, promoted
+        assert "has taken over, and that process is its broker now" in promoted.output
+        process.read_addresses()
+        with RemoteBroker(RemoteSettings(name_servers=(str(process.name_server),))) as client:
+            assert sum(client.reader.max_offset(queue) for queue in client.queues("orders")) == 10
+        code, _, errors = process.stop()
+        assert code == 0
+        assert {line.split("[")[1].split()[0] for line in errors.splitlines()} == {"info"}, errors
+    assert list_copy(place).is_alive is False

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +20,7 @@ _READY = re.compile(
     rf"\S+ listens on {_ADDRESS}, its name server on {_ADDRESS}(?:, gRPC clients on {_ADDRESS})?, store .*; "
     "press Ctrl-C to stop"
 )
+_FOLLOWS = re.compile("current until |waiting|not promoted|.* has taken over, with everything that was copied until ")
 
 
 class BrokerProcess:
@@ -37,19 +40,38 @@ class BrokerProcess:
         ]
 
     def __enter__(self) -> Self:
-        self.process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        self._start()
         try:
-            self._read_addresses()
+            self.read_addresses()
         except BaseException:
             self.kill()
             raise
         return self
 
-    def _read_addresses(self) -> None:
+    def _start(self) -> None:
+        self.process = subprocess.Popen(
+            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    @contextmanager
+    def following(self) -> Iterator[Self]:
+        """Start the process with the option ``--follow``: it has no addresses before it takes over."""
+        self._start()
+        try:
+            assert self.process.stdout is not None
+            self.line = self.process.stdout.readline().rstrip()
+            assert " follows " in self.line, self.line
+            yield self
+        finally:
+            if self.process.poll() is None:
+                self.kill()
+
+    def read_addresses(self) -> None:
+        """Wait until the process is ready."""
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline().rstrip()
+        while _FOLLOWS.match(self.line):
+            self.line = self.process.stdout.readline().rstrip()
         found = _READY.fullmatch(self.line)
         if found is None:
             end_group(self.process)

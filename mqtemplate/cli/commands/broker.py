@@ -13,7 +13,8 @@ import typer
 
 from mqtemplate.cli.invocation import FROM_CONFIGURATION, TOP, ActuatorOptions, CommandCall, command
 from mqtemplate.cli.output import ExitCode, print_line
-from mqtemplate.errors import BrokerError, MQTemplateError, UnsupportedError
+from mqtemplate.converters.readable import time_text
+from mqtemplate.errors import BrokerError, ConfigurationError, MQTemplateError, UnsupportedError
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mqtemplate.context.config.tree import ConfigNode
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.context.settings.broker import ServerSettings
+    from mqtemplate.context.signals import StopRequests
     from mqtemplate.http.exchange import HttpHandler
     from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
     from mqtemplate.server.acl.access import AccessControl
@@ -39,6 +41,7 @@ _KEYS = {
     "advertise": "mqtemplate.server.advertise",
     "cluster_name": "mqtemplate.server.cluster-name",
     "broker_name": "mqtemplate.broker.broker-name",
+    "follow": "mqtemplate.copy.to",
 }
 
 
@@ -49,6 +52,7 @@ _KEYS = {
     "broker --listen 127.0.0.1:10911 --name-server 127.0.0.1:9876",
     "broker --store ./data --grpc 127.0.0.1:8081",
     "broker -c broker.conf",
+    "broker --follow s3://bucket/shop --store ./standby",
     without=("name_server", "as_json"),
 )
 def broker(
@@ -81,6 +85,10 @@ def broker(
     config_file: Annotated[
         Path | None, typer.Option("--config-file", "-c", metavar="FILE", help="property file of RocketMQ's broker")
     ] = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(metavar="SOURCE", help="keep the store current from a copy, until 'mqtemplate promote DIR'"),
+    ] = None,
 ) -> None:
     """Run a broker and its name server.
 
@@ -91,13 +99,16 @@ def broker(
     and from the environment; or, with -c, from a file of RocketMQ's mqbroker. Ctrl-C or SIGTERM stops
     the broker cleanly. SIGHUP, a change of a file and "mqtemplate reload" read certificates, accounts,
     the log level and the delay levels again.
+
+    With --follow it serves no client at first: it keeps the store current from the copy that another broker
+    writes (mqtemplate.copy.to). After "mqtemplate promote DIR" it is the broker, and goes on with the copy.
     """
     from mqtemplate.context.failure_report import failure_report, is_debug
 
-    given = (store, listen, name_server, grpc, advertise, cluster_name, broker_name)
+    given = (store, listen, name_server, grpc, advertise, cluster_name, broker_name, follow)
     arguments = {key: value for key, value in zip(_KEYS.values(), given, strict=True) if value is not None}
     try:
-        _run(call, arguments, config_file)
+        _run(call, arguments, config_file, follow)
     except MQTemplateError as exc:
         if call.debug or is_debug():
             raise
@@ -105,12 +116,13 @@ def broker(
         raise typer.Exit(ExitCode.FAILED) from exc
 
 
-def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | None) -> None:
+def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | None, follow: str | None) -> None:
     """Start the cluster, print its addresses, and stop it after a signal.
 
     Args:
         given: Keys that win over the configuration.
         broker_conf: Property file of RocketMQ's broker; it wins over the configuration too.
+        follow: Place of the copy to follow first.
 
     Raises:
         MQTemplateError: It cannot start.
@@ -129,6 +141,8 @@ def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | Non
             closing.callback(show_events(logging))
         stop_requests = StopRequests()
         closing.enter_context(stop_requests.from_signals())
+        if follow is not None and not _follow(settings, follow, stop_requests):
+            return
         cluster = local_cluster(settings)
         config = ConfigReload(
             settings,
@@ -148,6 +162,27 @@ def _run(call: CommandCall, given: Mapping[str, object], broker_conf: Path | Non
         finally:
             cluster.stop()
         print_line("stopped; all acknowledged messages are on disk")
+
+
+def _follow(settings: AppSettings, source: str, stop_requests: StopRequests) -> bool:
+    """Keep the store directory current from a copy. Return True once it is promoted, False if this process is to end.
+
+    Raises:
+        MQTemplateError: The directory cannot follow the copy.
+    """
+    from mqtemplate.copy.follower import Follower, FollowLoop
+
+    path, copy = settings.store_path, settings.mqtemplate.copy_
+    if path is None:
+        raise ConfigurationError("a store in memory follows no copy; name a folder with --store DIR")
+    with Follower(source, path, copy.options, settings.mqtemplate.broker) as follower:
+        print_line(f"{path} follows {source}; let it take over with: mqtemplate promote {path}; press Ctrl-C to stop")
+        promotion = FollowLoop(follower, copy.interval, print_line).run(stop_requests.wait_up_to)
+    if promotion is None:
+        print_line(f"stopped; {path} can follow on")
+        return False
+    print_line(f"{path} has taken over, with everything that was copied until {time_text(promotion.moment_ms)}")
+    return True
 
 
 def _settings(

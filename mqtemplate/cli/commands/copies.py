@@ -1,4 +1,4 @@
-"""``backup``, ``restore`` and ``copy``: backups of store directories, and continuous copies of them."""
+"""``backup``, ``restore``, ``promote`` and ``copy``: backups of store directories, and continuous copies of them."""
 
 from __future__ import annotations
 
@@ -136,6 +136,45 @@ def _print_restored(call: CommandCall, folder: Path, report: RestoreReport) -> N
         )
     if report.is_fork:
         out.line("the directory has a history of its own: give mqtemplate.copy.to another place before it is copied")
+
+
+# --- promote ------------------------------------------------------------------------------------
+
+
+@command(TOP, "promote", "promote ./standby", "promote ./standby --force", without=("name_server",))
+def promote(
+    call: CommandCall,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a store directory that follows a copy")],
+    force: Annotated[
+        bool, typer.Option("--force", help="the owner has ended for certain: do not wait for its lease or its silence")
+    ] = False,
+) -> None:
+    """Let a store directory that follows a copy take over from its owner.
+
+    If "mqtemplate broker --follow" runs there, that process becomes the broker. Otherwise the directory
+    becomes a store, on which a broker or an application can be started.
+
+    If the owner has a lease (mqtemplate.copy.lease), the command waits until it is over; from then on the owner
+    refuses messages by itself. Without one, make sure that the owner has ended: it must have been silent for a minute.
+    """
+    from mqtemplate.copy.follower import Follower, is_running, request_promotion
+
+    settings = call.settings().mqtemplate
+    if is_running(folder):
+        call.output.line(f"the process that keeps {folder} current takes over ...")
+        request_promotion(folder, force=force)
+        call.output.document({"path": str(folder), "is_running": True})
+        call.output.line(f"{folder} has taken over, and that process is its broker now")
+        return
+    with Follower(None, folder, settings.copy_.options, settings.broker) as follower:
+        found = follower.promote(
+            force=force,
+            on_wait=lambda milliseconds: call.output.note(f"waiting for the owner's end, {milliseconds / 1_000:.0f} s"),
+        )
+    record = {"path": str(folder), "is_running": False, "moment_ms": found.moment_ms}
+    call.output.document({**record, **record_of(found.store, *_SUMMARY)})
+    call.output.line(f"took over with everything that was copied until {time_text(found.moment_ms)}")
+    _print_summary(call, folder, found.store)
 
 
 # --- copy ---------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ class CopySettings(CopyOptions):
     """The continuous copy of the store directory of the embedded broker, or of the server; see [copy](copy.md).
     Durations are text such as ``1s``, or milliseconds."""
 
-    _durations = field_validator("interval", "snapshot_interval", "keep", "max_lag", mode="before")(duration_in(1))
+    _durations = field_validator(*("interval", "snapshot_interval", "keep", "max_lag", "lease"), mode="before")(
+        duration_in(1)
+    )
 
     @field_validator("to")
     @classmethod

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from mqtemplate.errors import StoreError, StoreFormatError
+from mqtemplate.errors import StoreError, StoreFormatError, StoreLockedError
 from mqtemplate.processes import OwnerProcess, absolute_path
 from mqtemplate.store.files.disk import Disk, disk_errors, link_error, make_folder, open_to_read
 from mqtemplate.store.files.disk_files import DiskFile, DiskFileQueue, check_length
 from mqtemplate.store.files.folder_lock import FolderLock
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
-from mqtemplate.store.files.store_files import ABORT_FILE, DiskUsage, StoreFiles
+from mqtemplate.store.files.store_files import ABORT_FILE, STANDBY_FILE, DiskUsage, StoreFiles
 
 
 class FolderStoreFiles(StoreFiles):
@@ -29,10 +29,13 @@ class FolderStoreFiles(StoreFiles):
 
     Args:
         root: The folder. A relative path is resolved here: a later change of the working directory has no effect.
+        is_standby: The caller keeps the folder current from the copy of another store. No other process may own
+            such a folder.
     """
 
-    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+    def __init__(self, root: Path, disk: Disk | None = None, *, is_standby: bool = False) -> None:
         self.root = absolute_path(root)
+        self._is_standby = is_standby
         self._disk = disk or Disk()
         self._lock = FolderLock(self.root, self._disk)
         self._owner: OwnerProcess | None = None
@@ -44,6 +47,12 @@ class FolderStoreFiles(StoreFiles):
 
     def lock(self) -> None:
         self._lock.acquire()
+        if not self._is_standby and (self.root / STANDBY_FILE).exists():
+            self._lock.release()
+            raise StoreLockedError(
+                f"the store directory {self.root} follows the copy of another one, which may be in use; to use it, let "
+                f"it take over with: mqtemplate promote {self.root}"
+            )
         self._owner = OwnerProcess(f"the broker of store directory {self.root}")
 
     def locked_by(self) -> str | None:

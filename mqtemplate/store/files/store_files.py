@@ -14,6 +14,9 @@ ABORT_FILE = "abort"
 If it exists at the start, the last owner did not close the store. RocketMQ writes the pid alone, and reads neither.
 """
 
+STANDBY_FILE = "standby/state.json"
+"""Name of the file that exists while a folder follows the copy of another store. No broker may own such a folder."""
+
 
 class DiskUsage(NamedTuple):
     """Bytes of a file system, as ``df`` counts them: blocks that are reserved for root are neither used nor free."""

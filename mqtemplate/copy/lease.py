@@ -1,0 +1,99 @@
+"""The lease of a copied store: until when its broker may store messages, and when another one may follow it.
+
+The owner writes a sign of life, then looks for a newer epoch. If there is none, it may store messages for the lease,
+counted from before it wrote the sign. A follower takes over when it has seen the same sign for longer than that: it
+creates an epoch, and reads the sign again. Either it is the same, so that the owner finds the epoch after its next sign
+and stores nothing more; or the owner was faster, and the follower waits once more. Only durations are compared, so the
+clocks of the machines may differ.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from mqtemplate.clock import Clock
+from mqtemplate.converters.readable import span_text
+from mqtemplate.copy.catalogue import ALIVE_MS, Alive
+
+_MARGIN_MS = 1_000
+_CLOCK_DRIFT = 0.01  # monotonic clocks of two machines differ by far less
+
+
+_ALSO_ASLEEP = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; elsewhere the monotonic clock counts sleep
+
+
+class Lease:
+    """The lease of the owner.
+
+    Args:
+        to: URL of the copy.
+    """
+
+    def __init__(self, clock: Clock, lease_ms: int, to: str) -> None:
+        self._clock = clock
+        self._to = to
+        self.lease_ms = lease_ms
+        self._end_ms: int | None = None
+        self._lost: str | None = None
+
+    def now_ms(self) -> int:
+        """Return milliseconds since any fixed moment, on Linux also those in which the machine slept."""
+        if _ALSO_ASLEEP is None or self._clock.is_virtual:
+            return self._clock.steady_ms()
+        return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
+
+    def renew(self, since_ms: int) -> None:
+        """Note that no newer epoch was there after a sign of life.
+
+        Args:
+            since_ms: `now_ms` before the sign was written.
+        """
+        self._end_ms = since_ms + self.lease_ms
+
+    def lose(self, reason: str) -> None:
+        """End the lease for good."""
+        self._lost = reason
+
+    def refusal(self) -> str | None:
+        """Return why nothing may be stored now; None while the lease lasts."""
+        if self._lost is not None:
+            return self._lost
+        if self._end_ms is not None and self.now_ms() < self._end_ms:
+            return None
+        return (
+            f"{self._to} has taken no sign of life of this broker for {span_text(self.lease_ms)} "
+            "(mqtemplate.copy.lease), so a follower may have taken over; nothing is accepted or released until it "
+            "takes one again"
+        )
+
+
+@dataclass(slots=True)
+class OwnerWatch:
+    """The signs of life of the owner that a follower has seen.
+
+    Attributes:
+        sign: The last sign of life.
+        since_ms: `Clock.steady_ms` when it was seen first.
+    """
+
+    sign: Alive | None = None
+    since_ms: int = 0
+
+    def note(self, sign: Alive, steady_ms: int) -> None:
+        """Note a sign of life that was read."""
+        if sign != self.sign:
+            self.sign, self.since_ms = sign, steady_ms
+
+    def remaining_ms(self, clock: Clock) -> int:
+        """Return the time until the owner cannot store messages any more; 0 if that is certain now.
+
+        Without a lease nothing is certain but a clean end. Then a sign is as old as the wall clocks say.
+        """
+        sign = self.sign
+        if sign is None or sign.is_closed:
+            return 0
+        if not sign.lease_ms:
+            return max(sign.seen_ms + ALIVE_MS - clock.now_ms(), 0)
+        lease_ms = int(sign.lease_ms * (1 + _CLOCK_DRIFT)) + _MARGIN_MS
+        return max(self.since_ms + lease_ms - clock.steady_ms(), 0)
