@@ -3,6 +3,7 @@
 from mqtemplate.broker.admin import (
     MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
+    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -53,6 +54,7 @@ __all__ = [
     "ConsumerGroups",
     "ConsumerSpec",
     "CopyHealth",
+    "DelayLimits",
     "DelayedMessages",
     "DiskSpace",
     "GroupDeliveries",

@@ -269,6 +269,23 @@ class OffsetChange:
         return self.first if self.before is None else max(self.before, self.first)
 
 
+@dataclass(frozen=True, slots=True)
+class DelayLimits:
+    """Limits of a broker for delayed messages.
+
+    Attributes:
+        levels_ms: The delay of each level, level 1 first.
+        slot_ms: Precision of the timers; None for a broker without timers.
+        max_delay_ms: The longest delay of a timer; 0 without timers.
+        is_exact: The broker never delivers before the due millisecond. RocketMQ may be early by *slot_ms*.
+    """
+
+    levels_ms: tuple[int, ...]
+    slot_ms: int | None
+    max_delay_ms: int
+    is_exact: bool
+
+
 class BrokerAdmin(ABC):
     """Topics, groups and offsets of a broker."""
 
@@ -281,6 +298,10 @@ class BrokerAdmin(ABC):
     @abstractmethod
     def delay_levels_ms(self) -> Sequence[int] | None:
         """Return the delay of each level that the broker uses now, level 1 first; None if it does not say."""
+
+    def delay_limits(self) -> DelayLimits | None:
+        """Return the limits for delayed messages; None if the broker does not tell them."""
+        return None
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included, sorted."""
@@ -368,6 +389,14 @@ class BrokerAdmin(ABC):
             None if the group has never read by POP, or the broker does not tell.
         """
         return None
+
+    def create_group(self, name: str) -> None:
+        """Create a consumer group with the default settings. An existing one stays as it is.
+
+        Raises:
+            UnsupportedError: The broker does not create groups.
+        """
+        raise UnsupportedError(f"this broker does not create groups, such as {name!r}; its first member does")
 
     @abstractmethod
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:

@@ -17,6 +17,7 @@ from mqtemplate.broker import (
     ConsumerGroups,
     ConsumerSpec,
     DelayedMessages,
+    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -462,6 +463,11 @@ class EmbeddedAdmin(BrokerAdmin):
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms
 
+    def delay_limits(self) -> DelayLimits:
+        settings = self._engine.settings
+        levels_ms, max_delay_ms = tuple(self._engine.levels.delays_ms), settings.timer_max_delay_sec * 1_000
+        return DelayLimits(levels_ms, settings.timer_precision_ms, max_delay_ms, is_exact=True)
+
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         reader = self._engine.queues
         return [
@@ -563,6 +569,9 @@ class EmbeddedAdmin(BrokerAdmin):
             )
         for queue, queue_offset in offsets.items():
             self._engine.groups.reset_offset(group, queue, queue_offset)
+
+    def create_group(self, name: str) -> None:
+        """Do nothing: the first member or offset creates a group."""
 
     def deliveries(self, group: str) -> GroupDeliveries | None:
         return self._engine.pop.deliveries(group)

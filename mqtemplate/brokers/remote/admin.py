@@ -8,7 +8,9 @@ from typing import TypeVar
 from mqtemplate.broker import (
     MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
+    Capability,
     ConsumerGroups,
+    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -89,6 +91,23 @@ class RemoteAdmin(BrokerAdmin):
             except BrokerError:  # access control may forbid the request
                 continue
         return None
+
+    def delay_limits(self) -> DelayLimits | None:
+        """Return the strictest limits of all brokers; the levels are those of the first one."""
+        masters, announced = self._masters(), self._context.instance.announced
+        try:
+            configs = [self._configs.of(name) for name in masters]
+        except BrokerError:  # access control may forbid the request
+            return None
+        if not configs:
+            return None
+        slots = [each.slot_ms for each in configs]
+        return DelayLimits(
+            tuple(configs[0].levels.delays_ms),
+            max((each for each in slots if each is not None), default=None) if None not in slots else None,
+            min(each.max_delay_ms for each in configs),
+            is_exact=all(Capability.PENDING in announced.get(address, ()) for address in masters.values()),
+        )
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))
@@ -244,6 +263,17 @@ class RemoteAdmin(BrokerAdmin):
             )
         for queue, queue_offset in offsets.items():
             self._reset(group, queue, queue_offset)
+
+    def create_group(self, name: str) -> None:
+        wrapped = self._names.wrap(name)
+        code, header = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, headers.GetAllSubscriptionGroupRequestHeader()
+        tables = dict(self._read(code, header, bodies.SubscriptionGroupWrapper, "list groups"))
+        for broker_name, address in self._masters().items():
+            if broker_name in tables and wrapped in tables[broker_name].subscription_group_table:
+                continue
+            config = bodies.SubscriptionGroupConfig(group_name=wrapped)
+            request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode())
+            self._context.call(address, request, f"create group {name!r}")
 
     def forget_group(self, group: str) -> None:
         if members := sorted(each.client_id for found in self._connections(group) for each in found.connection_set):
