@@ -14,6 +14,7 @@ from mqtemplate.broker.admin import (
     QueueSpan,
     TopicInfo,
     TopicKind,
+    TopicSettings,
     unknown_name,
 )
 from mqtemplate.broker.broker import (
@@ -78,6 +79,7 @@ __all__ = [
     "TopicInfo",
     "TopicKind",
     "TopicMessageType",
+    "TopicSettings",
     "Transactions",
     "unknown_name",
 ]

@@ -19,7 +19,7 @@ from mqtemplate.topics import (
 )
 from mqtemplate.user_code import did_you_mean
 
-_INHERIT = 1
+_INHERIT, _WRITE, _READ = 1, 2, 4
 
 
 class TopicKind(Enum):
@@ -270,6 +270,27 @@ class OffsetChange:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """Settings of a topic.
+
+    Attributes:
+        queue_count: Number of its queues on each broker, the largest one.
+        is_readable: Consumers may read it.
+        is_writable: Producers may send to it.
+    """
+
+    kind: TopicKind
+    queue_count: int
+    is_readable: bool
+    is_writable: bool
+
+    @classmethod
+    def of(cls, topic: str, queue_count: int, perm: int) -> TopicSettings:
+        """Return the settings of a topic with a permission of RocketMQ."""
+        return cls(TopicKind.of(topic, perm), queue_count, bool(perm & _READ), bool(perm & _WRITE))
+
+
+@dataclass(frozen=True, slots=True)
 class DelayLimits:
     """Limits of a broker for delayed messages.
 
@@ -294,6 +315,14 @@ class BrokerAdmin(ABC):
     @abstractmethod
     def topic_kinds(self) -> dict[str, TopicKind]:
         """Return the kind of each topic, sorted by name."""
+
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        """Return the settings of each topic, sorted by name.
+
+        Raises:
+            UnsupportedError: The broker does not tell them.
+        """
+        raise UnsupportedError("this broker does not tell the settings of its topics")
 
     @abstractmethod
     def delay_levels_ms(self) -> Sequence[int] | None:

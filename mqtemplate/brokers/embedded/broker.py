@@ -34,6 +34,7 @@ from mqtemplate.broker import (
     StoreHealth,
     TopicKind,
     TopicMessageType,
+    TopicSettings,
     Transactions,
     unknown_name,
 )
@@ -459,6 +460,14 @@ class EmbeddedAdmin(BrokerAdmin):
         table = self._engine.topics
         configs = {name: table.config(name) or {} for name in sorted(table.names())}
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
+
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        table = self._engine.topics
+        configs = {name: table.config(name) or {} for name in sorted(table.names())}
+        return {
+            name: TopicSettings.of(name, len(self._queues(name)), int(config.get("perm", 0)))
+            for name, config in configs.items()
+        }
 
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms

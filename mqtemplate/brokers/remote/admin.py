@@ -19,6 +19,7 @@ from mqtemplate.broker import (
     QueueProgress,
     QueueSpan,
     TopicKind,
+    TopicSettings,
     unknown_name,
 )
 from mqtemplate.brokers.remote.cluster.client import ClientContext
@@ -71,18 +72,23 @@ class RemoteAdmin(BrokerAdmin):
     # --- topics --------------------------------------------------------------------------------
 
     def topic_kinds(self) -> dict[str, TopicKind]:
+        return {name: each.kind for name, each in self.topic_settings().items()}
+
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        """Return the settings of each topic: of several brokers the one with the most queues counts."""
         tables = self._read(
             RequestCode.GET_ALL_TOPIC_CONFIG,
             GetAllTopicConfigRequestHeader(),
             TopicConfigSerializeWrapper,
             "list topics",
         )
-        kinds = {
-            self._names.unwrap(name): TopicKind.of(self._names.unwrap(name), config.perm)
-            for _, table in tables
-            for name, config in table.topic_config_table.items()
-        }
-        return dict(sorted(kinds.items()))
+        found: dict[str, TopicSettings] = {}
+        configs = [item for _, table in tables for item in table.topic_config_table.items()]
+        for name, config in configs:
+            topic, count = self._names.unwrap(name), max(config.read_queue_nums, config.write_queue_nums)
+            if topic not in found or found[topic].queue_count < count:
+                found[topic] = TopicSettings.of(topic, count, config.perm)
+        return dict(sorted(found.items()))
 
     def delay_levels_ms(self) -> Sequence[int] | None:
         for name in self._masters():
