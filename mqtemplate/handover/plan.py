@@ -274,7 +274,7 @@ def create_plan(
         later=counts.later,
         stays=counts.stays,
         retries=counts.retries,
-        topics=_topic_plans(old.admin(), new.admin(), unread),
+        topics=topic_plans(old.admin(), new.admin(), unread),
         groups=_group_plans(old.admin(), new.admin()),
         impossible=(*counts.impossible(), *_transactions(open_transactions)),
         notes=(*counts.notes(), *_notes_about_groups(old.admin())),
@@ -373,7 +373,18 @@ def unread_queues(admin: BrokerAdmin) -> list[UnreadQueue]:
     return found
 
 
-def _topic_plans(old: BrokerAdmin, new: BrokerAdmin, unread: list[UnreadQueue]) -> tuple[TopicPlan, ...]:
+def create_missing(old: BrokerAdmin, new: Broker) -> list[str]:
+    """Create the topics, queues and groups that the new broker lacks. Return the topics that were changed."""
+    missing = [each for each in topic_plans(old, new.admin(), unread_queues(old)) if each.is_missing]
+    for each in missing:
+        new.create_topic(each.name, each.queue_count)
+    for group in old.group_names():
+        new.admin().create_group(group)
+    return [each.name for each in missing]
+
+
+def topic_plans(old: BrokerAdmin, new: BrokerAdmin, unread: list[UnreadQueue]) -> tuple[TopicPlan, ...]:
+    """Return the topics of the old broker that the new one needs, sorted."""
     ready: Counter[str] = Counter()
     for each in unread:
         ready[each.queue.topic] += each.count
@@ -387,11 +398,11 @@ def _topic_plans(old: BrokerAdmin, new: BrokerAdmin, unread: list[UnreadQueue]) 
             _rights(settings),
         )
         for name, settings in old.topic_settings().items()
-        if is_moved_topic(name, settings, ready[name])
+        if _is_moved(name, settings, ready[name])
     )
 
 
-def is_moved_topic(name: str, settings: TopicSettings, ready: int) -> bool:
+def _is_moved(name: str, settings: TopicSettings, ready: int) -> bool:
     """Return True for a topic of applications, and for retries and dead letters if there are some."""
     if is_reply_topic(name) or settings.kind is TopicKind.SYSTEM:
         return False

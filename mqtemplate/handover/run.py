@@ -16,7 +16,7 @@ from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.event_log import get_logger
-from mqtemplate.handover.plan import UnreadQueue, is_moved_topic, unread_queues
+from mqtemplate.handover.plan import UnreadQueue, create_missing, unread_queues
 from mqtemplate.message import ORIGIN_PROPERTIES, Message, MessageExt, MessageQueue, Property
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress
@@ -183,18 +183,7 @@ class ReadyMessages:
         Raises:
             ConfigurationError: The new broker has fewer queues of a topic, and creates no more.
         """
-        ready: dict[str, int] = {}
-        for each in unread_queues(self._old.admin()):
-            ready[each.queue.topic] = ready.get(each.queue.topic, 0) + each.count
-        existing = self._new.admin().topic_settings()
-        for topic, settings in self._old.admin().topic_settings().items():
-            if not is_moved_topic(topic, settings, ready.get(topic, 0)):
-                continue
-            if topic not in existing or existing[topic].queue_count < settings.queue_count:
-                self._new.create_topic(topic, settings.queue_count)
-                self._report.topics.append(topic)
-        for group in self._old.admin().group_names():
-            self._new.admin().create_group(group)
+        self._report.topics += create_missing(self._old.admin(), self._new)
         if self._uncertain:
             self._wait_until_settled()
 
