@@ -3,7 +3,6 @@
 from mqtemplate.broker.admin import (
     MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -55,7 +54,6 @@ __all__ = [
     "ConsumerGroups",
     "ConsumerSpec",
     "CopyHealth",
-    "DelayLimits",
     "DelayedMessages",
     "DiskSpace",
     "GroupDeliveries",

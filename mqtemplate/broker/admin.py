@@ -290,23 +290,6 @@ class TopicSettings:
         return cls(TopicKind.of(topic, perm), queue_count, bool(perm & _READ), bool(perm & _WRITE))
 
 
-@dataclass(frozen=True, slots=True)
-class DelayLimits:
-    """Limits of a broker for delayed messages.
-
-    Attributes:
-        levels_ms: The delay of each level, level 1 first.
-        slot_ms: Precision of the timers; None for a broker without timers.
-        max_delay_ms: The longest delay of a timer; 0 without timers.
-        is_exact: The broker never delivers before the due millisecond. RocketMQ may be early by *slot_ms*.
-    """
-
-    levels_ms: tuple[int, ...]
-    slot_ms: int | None
-    max_delay_ms: int
-    is_exact: bool
-
-
 class BrokerAdmin(ABC):
     """Topics, groups and offsets of a broker."""
 
@@ -327,10 +310,6 @@ class BrokerAdmin(ABC):
     @abstractmethod
     def delay_levels_ms(self) -> Sequence[int] | None:
         """Return the delay of each level that the broker uses now, level 1 first; None if it does not say."""
-
-    def delay_limits(self) -> DelayLimits | None:
-        """Return the limits for delayed messages; None if the broker does not tell them."""
-        return None
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included, sorted."""

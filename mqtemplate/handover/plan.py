@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from mqtemplate.broker import Broker, BrokerAdmin, DelayLimits, TopicKind, TopicSettings
+from mqtemplate.broker import Broker, BrokerAdmin, TopicKind, TopicSettings
+from mqtemplate.broker.hand_over import DelayLimits
 from mqtemplate.converters.readable import count_text, span_text, time_text
-from mqtemplate.errors import UnknownNameError
+from mqtemplate.errors import UnknownNameError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress
@@ -214,10 +215,12 @@ class HandOverPlan:
     def _limits_text(self) -> str:
         if self.limits is None:
             return "the new broker does not tell its limits for delayed messages"
-        if self.limits.slot_ms is None:
+        if not self.limits.max_delay_ms:
             return f"the new broker has no timers, and {count_text(len(self.limits.levels_ms), 'delay level')}"
-        early = "never early" if self.limits.is_exact else f"up to {span_text(self.limits.slot_ms)} early"
-        return f"the new broker takes delays up to {span_text(self.limits.max_delay_ms)}, and delivers {early}"
+        return (
+            f"the new broker takes delays up to {span_text(self.limits.max_delay_ms)}, with a precision of "
+            f"{span_text(self.limits.precision_ms)}"
+        )
 
     def _later_text(self) -> str:
         at_ms = self.in_range_ms
@@ -260,7 +263,7 @@ def create_plan(
     Raises:
         UnsupportedError: A broker does not list its topics.
     """
-    counts = _PendingCounts(new.admin().delay_limits(), old.clock.now_ms())
+    counts = _PendingCounts(limits_of(new), old.clock.now_ms())
     for message in DelayedOperations(BrokerAccess(old)).all(PendingQuery()):
         counts.add(message)
         on_progress(1)
@@ -282,13 +285,21 @@ def create_plan(
     )
 
 
+def limits_of(new: Broker) -> DelayLimits | None:
+    """Return the limits of a broker for delayed messages; None if it does not tell them."""
+    try:
+        return new.delay_limits()
+    except UnsupportedError:
+        return None
+
+
 class _PendingCounts:
     """Counts pending messages by their future."""
 
     def __init__(self, limits: DelayLimits | None, now_ms: int) -> None:
         self.limits, self.now_ms = limits, now_ms
         self.moves, self.later, self.stays, self.retries = (PendingPart() for _ in range(4))
-        self._corrupt = self._large = self._early = self._levels = 0
+        self._corrupt = self._large = self._rounded = self._levels = 0
 
     def add(self, message: PendingMessage) -> None:
         """Count one message."""
@@ -298,10 +309,9 @@ class _PendingCounts:
         part = self._part(message)
         if message.body_size > _MAX_BODY:
             self._large += 1
-        if part is self.moves and self.limits is not None and not self.limits.is_exact:
-            self._early += message.deliver_ms % (self.limits.slot_ms or 1) != 0
-        if message.delay_level:
-            self._levels += 1
+        if part is self.moves and self.limits is not None:
+            self._rounded += message.deliver_ms % self.limits.precision_ms != 0
+            self._levels += message.delay_level > 0
         part.add(message.topic, message.deliver_ms)
 
     def _part(self, message: PendingMessage) -> PendingPart:
@@ -310,7 +320,7 @@ class _PendingCounts:
             return self.retries
         if limits is None:
             return self.moves
-        if limits.slot_ms is None:
+        if not limits.max_delay_ms:
             return self.stays
         return self.moves if message.deliver_ms - self.now_ms <= limits.max_delay_ms else self.later
 
@@ -332,14 +342,12 @@ class _PendingCounts:
     def notes(self) -> list[str]:
         """Return what else a reader must know."""
         found = []
-        slot_ms = None if self.limits is None else self.limits.slot_ms
-        if slot_ms is not None and self._early:
-            precision = span_text(slot_ms)
+        if self._rounded and self.limits is not None:
             found.append(
-                f"{count_text(self._early, 'message is', 'messages are')} not due on a border of {precision}, the "
-                f"precision of the new broker, which may deliver them up to {precision} early"
+                f"{count_text(self._rounded, 'message')} may be delivered up to {span_text(self.limits.precision_ms)} "
+                "late: the new broker has this precision"
             )
-        if slot_ms is not None and self._levels:
+        if self._levels:
             messages = count_text(self._levels, "message")
             found.append(f"{messages} with a delay level: each moves as a timer with the same deliver time")
         return found

@@ -7,21 +7,24 @@ mover of a live hand-over then moves the pending messages. A run that was stoppe
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mqtemplate.broker import Broker
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.event_log import get_logger
-from mqtemplate.handover.plan import UnreadQueue, create_missing, unread_queues
+from mqtemplate.handover.mover import HandOverProgress, Mover, MoverSettings
+from mqtemplate.handover.plan import UnreadQueue, create_missing, limits_of, unread_queues
 from mqtemplate.message import ORIGIN_PROPERTIES, Message, MessageExt, MessageQueue, Property
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress
 from mqtemplate.operations.dead_letters import LetterMarks, LetterState
 from mqtemplate.operations.messages import read_queue, sent_again_properties
+from mqtemplate.pending import PendingQuery
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.tables import format_errors, read_table, write_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
@@ -34,6 +37,7 @@ _BATCH_BYTES = 512 << 10
 _SAVE_AFTER = 1_000
 _SEND_TIMEOUT_MS = 10_000
 _SETTLE_S = 0.5
+_SOON_MS = 500
 
 DEFAULT_RATE = 5_000.0
 """Messages per second."""
@@ -129,6 +133,7 @@ class RunReport:
         repeated: Number of messages that an earlier run had sent without recording it: they were not sent again.
         moved: Number of pending messages that moved.
         left: Number of pending messages that stay for now.
+        in_range_ms: Time (epoch ms) from which on the next one of them can move; None if it never can.
         refused: Message id -> reason, for messages that the new broker refuses. They stay in the old directory.
         is_stopped: The run was stopped before its end.
     """
@@ -139,6 +144,7 @@ class RunReport:
     repeated: int = 0
     moved: int = 0
     left: int = 0
+    in_range_ms: int | None = None
     refused: dict[str, str] = field(default_factory=dict)
     is_stopped: bool = False
 
@@ -147,7 +153,7 @@ class RunReport:
         return asdict(self)
 
 
-class ReadyMessages:
+class ReadyCopier:
     """Copies the messages of topics that some group has not consumed, and the offsets of the groups.
 
     - The messages of one old queue are in one new queue, in their order.
@@ -374,3 +380,112 @@ class _Pace:
         self._free_ms = max(self._free_ms, now_ms) + count * 1_000 / self._rate
         if wait_ms > 0 and not self._clock.is_virtual:
             self._stop.wait(wait_ms / 1_000)
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+class HandOverRun:
+    """Moves everything of a store directory to a new broker: first what is ready, then what is pending.
+
+    A message that falls due meanwhile is released by the old broker, and copied with the ready ones.
+
+    Args:
+        old: The owner of the store directory, started.
+        new: The new broker, started.
+        target: The new broker for a reader; a run that continues must have the same.
+        stop: Set to stop after the current batch.
+        on_error: Called with the reason when the new broker does not take messages; the run tries again.
+
+    Raises:
+        ConfigurationError: An earlier run has moved messages to another broker.
+    """
+
+    def __init__(
+        self,
+        old: EmbeddedBroker,
+        new: Broker,
+        target: str,
+        *,
+        rate: float = DEFAULT_RATE,
+        stop: threading.Event | None = None,
+        on_progress: OnProgress = no_progress,
+        on_error: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._old, self._new, self._target = old, new, target
+        self._stop = stop or threading.Event()
+        self._on_progress, self._on_error = on_progress, on_error
+        self.report = RunReport()
+        progress = RunProgress(old.store.store_files, target)
+        self._ready = ReadyCopier(old, new, progress, self.report, rate=rate, stop=self._stop, on_progress=on_progress)
+        self._settings = MoverSettings(rate=max(1, round(rate)), with_retries=True)
+        self._mover = Mover(old, new, self._settings)
+        self._is_prepared = False
+        self._moved_before = 0
+        self._error: str | None = None
+
+    def run(self) -> RunReport:
+        """Move all that can move now, or until the run is stopped."""
+        try:
+            while not self._stop.is_set():
+                next_ms = self.step()
+                if next_ms is None:
+                    break
+                self._stop.wait(max(0, next_ms - self._old.clock.now_ms()) / 1_000)
+        finally:
+            self._mover.close()
+        self.report.is_stopped = self._stop.is_set()
+        self._finish()
+        return self.report
+
+    def step(self) -> int | None:
+        """Move a bounded number of pending messages, and copy what is ready. Return the time of the next step.
+
+        Returns:
+            None if nothing is left that can move now.
+        """
+        if not self._is_prepared:
+            self._prepare()
+        next_ms = self._mover.step()
+        moving = self._mover.progress()
+        self._note(moving)
+        if not moving.is_idle:
+            return next_ms
+        now_ms = self._old.clock.now_ms()
+        if self._ready.copy() or self._are_due_soon(now_ms):
+            return now_ms + _SOON_MS
+        return None
+
+    def _prepare(self) -> None:
+        self._ready.prepare()
+        admin = self._old.admin()
+        state = self._old.hand_over.begin(self._target, admin.readable_topics(), admin.group_names())
+        if state.phase is not HandOverPhase.RUNNING:
+            raise HandOverError(
+                f"the hand-over of this directory to {state.target} is {state.phase.value}, so nothing moves; "
+                "mqtemplate hand-over resume lets it go on"
+            )
+        self._moved_before = self._old.hand_over.counts().moved
+        self._ready.copy()
+        self._is_prepared = True
+
+    def _note(self, moving: HandOverProgress) -> None:
+        if moving.error is not None and moving.error != self._error:
+            self._on_error(moving.error)
+        self._error = moving.error
+        moved = 0 if moving.counts is None else moving.counts.moved - self._moved_before
+        self._on_progress(max(0, moved - self.report.moved))
+        self.report.moved = moved
+
+    def _are_due_soon(self, now_ms: int) -> bool:
+        """Return True if messages are due too soon to move: the old broker releases them, and they are copied then."""
+        query = PendingQuery(before_ms=now_ms + self._settings.lead_ms + _SOON_MS)
+        return bool(self._old.delayed.pending(query, 1).messages)
+
+    def _finish(self) -> None:
+        first = self._old.delayed.pending(PendingQuery(), 1).messages
+        counts = self._old.hand_over.counts()
+        self.report.left = counts.pending
+        limits = limits_of(self._new)
+        if first and limits is not None and limits.max_delay_ms:
+            self.report.in_range_ms = first[0].deliver_ms - limits.max_delay_ms

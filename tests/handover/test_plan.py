@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from mqtemplate.broker import Broker, BrokerAdmin, DelayLimits
+from mqtemplate.broker import Broker
+from mqtemplate.broker.hand_over import DelayLimits
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.handover import plan as module
 from mqtemplate.handover.plan import HandOverPlan, create_plan
 from mqtemplate.message import Message, Property
@@ -45,20 +47,6 @@ def delayed(broker: Broker, topic: str, delay_ms: int, **properties: str) -> Non
 
 def plan(old: Broker, new: Broker, rate: float = 100.0, **arguments: Any) -> HandOverPlan:
     return create_plan(old, new, source="embedded:./data", target="mq1:9876", rate=rate, **arguments)
-
-
-class LimitedAdmin:
-    """The administration of a broker with other limits."""
-
-    def __init__(self, admin: BrokerAdmin, limits: DelayLimits | None) -> None:
-        self._admin = admin
-        self._limits = limits
-
-    def delay_limits(self) -> DelayLimits | None:
-        return self._limits
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._admin, name)
 
 
 def test_pending_messages_are_counted_by_their_future(old: Broker, new: Broker) -> None:
@@ -111,9 +99,8 @@ def test_a_broker_without_timers_takes_no_pending_messages(
     old: Broker, new: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delayed(old, "reminders", HOUR_MS)
-    limits = DelayLimits((1_000,), None, 0, is_exact=False)
-    admin = LimitedAdmin(new.admin(), limits)
-    monkeypatch.setattr(new, "admin", lambda: admin)
+    limits = DelayLimits(max_delay_ms=0, levels_ms=(1_000,))
+    monkeypatch.setattr(new, "delay_limits", lambda: limits)
 
     found = plan(old, new)
 
@@ -121,23 +108,29 @@ def test_a_broker_without_timers_takes_no_pending_messages(
     assert "the new broker has no timers" in "\n".join(found.lines())
 
 
-def test_what_the_new_broker_may_deliver_early_is_named(
-    old: Broker, new: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_precision_of_the_new_broker_is_named(old: Broker, new: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     delayed(old, "reminders", HOUR_MS)
     delayed(old, "reminders", HOUR_MS + 250)
     old.sends.send(Message("reminders", b"x", {Property.DELAY: "18"}))
-    limits = new.admin().delay_limits()
-    assert limits is not None
-    admin = LimitedAdmin(new.admin(), replace(limits, is_exact=False))
-    monkeypatch.setattr(new, "admin", lambda: admin)
+    limits = replace(new.delay_limits(), precision_ms=1_000)
+    monkeypatch.setattr(new, "delay_limits", lambda: limits)
 
     found = plan(old, new)
 
-    early, levels = found.notes
-    assert early.startswith("1 message is not due on a border of 1s")
-    assert "up to 1s early" in early
+    late, levels = found.notes
+    assert late == "1 message may be delivered up to 1s late: the new broker has this precision"
     assert levels == "1 message with a delay level: each moves as a timer with the same deliver time"
+
+
+def test_a_broker_that_does_not_tell_its_limits_is_said_to(
+    old: Broker, new: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise UnsupportedError("it does not say")
+
+    monkeypatch.setattr(new, "delay_limits", refuse)
+
+    assert "does not tell its limits" in "\n".join(plan(old, new).lines())
 
 
 def test_what_is_impossible_is_said(old: Broker, new: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerError, ConfigurationError
-from mqtemplate.handover.run import ReadyMessages, RunProgress, RunReport
+from mqtemplate.handover.run import ReadyCopier, RunProgress, RunReport
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.operations import BrokerAccess
 from mqtemplate.operations.dead_letters import LetterMarks, LetterState
@@ -43,9 +43,9 @@ def filled(broker: Broker, topic: str = "orders", queues: int = 2, count: int = 
     return found
 
 
-def ready(old: EmbeddedBroker, new: Broker, report: RunReport, stop: threading.Event | None = None) -> ReadyMessages:
+def ready(old: EmbeddedBroker, new: Broker, report: RunReport, stop: threading.Event | None = None) -> ReadyCopier:
     progress = RunProgress(old.store.store_files, "mq1:9876")
-    found = ReadyMessages(old, new, progress, report, stop=stop)
+    found = ReadyCopier(old, new, progress, report, stop=stop)
     found.prepare()
     return found
 
@@ -255,7 +255,7 @@ def test_a_run_that_is_stopped_goes_on_later(old: EmbeddedBroker, new: EmbeddedB
         stop.set()
 
     progress = RunProgress(old.store.store_files, "mq1:9876")
-    run = ReadyMessages(old, new, progress, report, stop=stop, on_progress=stop_soon)
+    run = ReadyCopier(old, new, progress, report, stop=stop, on_progress=stop_soon)
     run.prepare()
     run.copy()
 

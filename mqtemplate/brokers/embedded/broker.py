@@ -17,7 +17,6 @@ from mqtemplate.broker import (
     ConsumerGroups,
     ConsumerSpec,
     DelayedMessages,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -495,11 +494,6 @@ class EmbeddedAdmin(BrokerAdmin):
 
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms
-
-    def delay_limits(self) -> DelayLimits:
-        settings = self._engine.settings
-        levels_ms, max_delay_ms = tuple(self._engine.levels.delays_ms), settings.timer_max_delay_sec * 1_000
-        return DelayLimits(levels_ms, settings.timer_precision_ms, max_delay_ms, is_exact=True)
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         reader = self._engine.queues

@@ -8,9 +8,7 @@ from typing import TypeVar
 from mqtemplate.broker import (
     MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
-    Capability,
     ConsumerGroups,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -97,23 +95,6 @@ class RemoteAdmin(BrokerAdmin):
             except BrokerError:  # access control may forbid the request
                 continue
         return None
-
-    def delay_limits(self) -> DelayLimits | None:
-        """Return the strictest limits of all brokers; the levels are those of the first one."""
-        masters, announced = self._masters(), self._context.instance.announced
-        try:
-            configs = [self._configs.of(name) for name in masters]
-        except BrokerError:  # access control may forbid the request
-            return None
-        if not configs:
-            return None
-        slots = [each.slot_ms for each in configs]
-        return DelayLimits(
-            tuple(configs[0].levels.delays_ms),
-            max((each for each in slots if each is not None), default=None) if None not in slots else None,
-            min(each.max_delay_ms for each in configs),
-            is_exact=all(Capability.PENDING in announced.get(address, ()) for address in masters.values()),
-        )
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))
