@@ -16,13 +16,14 @@ class ScheduleChangeStatus(Enum):
     """Result of a cancel or a reschedule. Exactly one applies, and it never changes later.
 
     ``CANCELLED`` and ``RESCHEDULED``: the message was pending, and this or an earlier call changed it.
-    ``ALREADY_DELIVERED``: the message is in its topic. ``UNKNOWN``: the broker has no such message,
-    or retention deleted it.
+    ``ALREADY_DELIVERED``: the message is in its topic. ``MOVED``: a hand-over moves it to another broker, or has moved
+    it; change it there. ``UNKNOWN``: the broker has no such message, or retention deleted it.
     """
 
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
     ALREADY_DELIVERED = "already delivered"
+    MOVED = "moved to another broker"
     UNKNOWN = "unknown"
 
 

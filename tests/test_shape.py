@@ -55,6 +55,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.scheduling": 8,
     "mqtemplate.template": 8,
     "mqtemplate.copy": 9,
+    "mqtemplate.handover": 9,
     "mqtemplate.operations": 9,
     "mqtemplate.context": 10,
     "mqtemplate.http": 10,

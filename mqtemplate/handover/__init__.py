@@ -1,7 +1,8 @@
-"""Hand-over of an application from one broker to another one, while it runs."""
+"""Hand-over of an application from an old broker to a new one, while it runs."""
 
-from mqtemplate.handover.broker import HandOverBroker, HandOverOptions, Mover
+from mqtemplate.handover.broker import HandOverBroker, HandOverOptions
 from mqtemplate.handover.consuming import OLD_PREFIX
-from mqtemplate.handover.pending import MovedMessages
+from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.pending import HandOverDelayed
 
-__all__ = ["OLD_PREFIX", "HandOverBroker", "HandOverOptions", "MovedMessages", "Mover"]
+__all__ = ["OLD_PREFIX", "HandOverBroker", "HandOverDelayed", "HandOverOptions", "Mover", "MoverSettings"]

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from mqtemplate.broker import (
     MAX_IN_FLIGHT_SHOWN,
@@ -18,7 +18,6 @@ from mqtemplate.broker import (
     ConsumerSpec,
     CopyHealth,
     DelayedMessages,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     MessageReader,
@@ -35,8 +34,10 @@ from mqtemplate.broker import (
     Transactions,
     unknown_name,
 )
+from mqtemplate.broker.hand_over import HandOverPhase
 from mqtemplate.errors import (
     BrokerError,
+    ConfigurationError,
     ListenerError,
     MessageError,
     MQTemplateError,
@@ -55,7 +56,8 @@ from mqtemplate.handover.consuming import (
     shown_messages,
     shown_queue,
 )
-from mqtemplate.handover.pending import HandOverDelayed, MovedMessages
+from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.pending import HandOverDelayed
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingQuery
@@ -71,32 +73,21 @@ _NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK})
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
 
-class Mover(Protocol):
-    """Moves pending messages from the old broker to the new one while the application runs."""
-
-    moved: MovedMessages
-
-    def start(self) -> None:
-        """Start moving; both brokers run. On a virtual clock a harness steps `services`."""
-
-    def stop(self) -> None:
-        """Stop moving. A second call has no effect."""
-
-    def services(self) -> Sequence[Service]:
-        """Return the services of the mover."""
-
-
 @dataclass(frozen=True, slots=True)
 class HandOverOptions:
     """What a hand-over does where messages of both brokers meet.
 
     Attributes:
+        target: The new broker as the settings name it.
+        mover: Settings of the mover; None: nothing moves messages, and the old broker releases them.
         orderly_waits_for_pending: ``ORDERLY`` listeners read a topic of the new broker only when the old one has no
             pending message of it either.
         allow_other_queue_count: ``ORDERLY`` listeners may read topics whose number of queues differs, although delayed
             messages with one ``hash_key`` then move to another queue than the messages that are sent now.
     """
 
+    target: str = "the new broker"
+    mover: MoverSettings | None = None
     orderly_waits_for_pending: bool = False
     allow_other_queue_count: bool = False
 
@@ -112,23 +103,23 @@ class HandOverBroker(Broker):
     Args:
         old: The broker that is left. It is started and closed with this one.
         new: The broker that the application moves to. Its name, clock and capabilities are those of this broker.
-        mover: Moves pending messages; None leaves them, and the old broker releases them.
+
+    Attributes:
+        mover: Moves pending messages; None before the start, and if the options have none.
     """
 
-    def __init__(
-        self, old: Broker, new: Broker, options: HandOverOptions | None = None, mover: Mover | None = None
-    ) -> None:
+    def __init__(self, old: Broker, new: Broker, options: HandOverOptions | None = None) -> None:
         self.old, self.new = old, new
         self.options = options or HandOverOptions()
         self.clock = new.clock
         self.path = new.path or old.path
         self.is_embedded = new.is_embedded
-        self._mover = mover
+        self.mover: Mover | None = None
         self._groups = HandOverGroups(
             old, new, self.options.orderly_waits_for_pending, self.clock.now_ms(), self._check_order
         )
         self._pop = HandOverPop(old, new, waits_for_pending=self.options.orderly_waits_for_pending)
-        self._delayed = HandOverDelayed(old, new, None if mover is None else mover.moved)
+        self._delayed = HandOverDelayed(old, new, has_mover=self.options.mover is not None)
         self._opened = contextlib.ExitStack()
         self._is_started = False
 
@@ -171,10 +162,12 @@ class HandOverBroker(Broker):
             opened.callback(self.old.close)
             self.new.start()
             opened.callback(self.new.close)
+            self._begin()
             self._take_over()
-            if self._mover is not None:
-                self._mover.start()
-                opened.callback(self._mover.stop)
+            if self.options.mover is not None:
+                self.mover = Mover(self.old, self.new, self.options.mover)
+                self.mover.start()
+                opened.callback(self.mover.close)
             self._opened = opened.pop_all()
             self._is_started = True
 
@@ -184,8 +177,31 @@ class HandOverBroker(Broker):
         self._opened.close()
 
     def services(self) -> Sequence[Service]:
-        of_mover = () if self._mover is None else self._mover.services()
-        return (*self.old.services(), *self.new.services(), *of_mover)
+        return (*self.old.services(), *self.new.services())  # the mover has a thread, or a place on the virtual clock
+
+    def _begin(self) -> None:
+        """Store the hand-over in the old broker, unless it is known there.
+
+        Raises:
+            UnsupportedError: Messages cannot move from the old broker.
+            ConfigurationError: Both are one broker.
+            HandOverError: The old broker is handed over to another one.
+        """
+        if self.options.mover is None:
+            return
+        state = self.old.hand_over.begin(self.options.target)
+        with contextlib.suppress(UnsupportedError):  # a cluster of RocketMQ, which is no old broker
+            of_new = self.new.hand_over.state()
+            if of_new is not None and of_new.hand_over_id == state.hand_over_id:
+                for phase in (HandOverPhase.ABORTING, HandOverPhase.ABORTED):
+                    self.old.hand_over.change(phase)
+                raise ConfigurationError(
+                    f"the old and the new broker of the hand-over are one: {self.options.target}. Name in "
+                    "mqtemplate.hand-over.from the broker that the application leaves, and in rocketmq.name-server or "
+                    "rocketmq.endpoints the one that it moves to"
+                )
+        if state.phase is HandOverPhase.CONFIRMED:
+            _log.warning("hand_over.confirmed", hint="the old broker is empty; remove mqtemplate.hand-over")
 
     def _take_over(self) -> None:
         """Prepare the new broker: topics of the old one, and the start of its groups.
@@ -479,9 +495,6 @@ class HandOverAdmin(BrokerAdmin):
 
     def delay_levels_ms(self) -> Sequence[int] | None:
         return self._new.delay_levels_ms()
-
-    def delay_limits(self) -> DelayLimits | None:
-        return self._new.delay_limits()
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         nothing: list[QueueSpan] = []

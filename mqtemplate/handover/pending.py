@@ -8,12 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from mqtemplate.broker import Broker, DelayedMessages, ReleaseCauses
-from mqtemplate.delay.recall_handle import check_selection, decode_handle
+from mqtemplate.broker.hand_over import HandOverError, TransitEnd, TransitMessage
+from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
 from mqtemplate.handover.consuming import OLD_PREFIX
+from mqtemplate.message import split_keys
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -26,40 +28,26 @@ from mqtemplate.user_code import shown
 
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
-_MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _UNKNOWN)
+_MOVED = ScheduleChangeStatus.MOVED
+_MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _MOVED, _UNKNOWN)
 """Order of the statuses where nothing was changed."""
-
-
-class MovedMessages(Protocol):
-    """Messages that a mover has taken from the old broker."""
-
-    def handles_of_id(self, msg_id: str, topic: str | None) -> list[str]:
-        """Return the handle at the new broker of a message that was moved; empty if it was not.
-
-        If it is being moved now, wait until it is sent.
-
-        Raises:
-            BrokerError: It was not sent in time, or no mover runs.
-        """
-
-    def handles_of_key(self, key: str, topic: str | None) -> list[str]:
-        """Return the handles at the new broker of all moved messages with a key. Otherwise as `handles_of_id`."""
-
-    def in_transit(self, query: PendingQuery) -> list[PendingMessage]:
-        """Return the messages that are being moved now: the old broker does not list them any more."""
+_SENT_MS = 10_000
+_SENT_STEP_S = 0.02
+_MOST_IN_TRANSIT = 4_096
 
 
 class HandOverDelayed(DelayedMessages):
     """Control over the pending messages of both brokers.
 
-    A change asks the old broker first. If the message was moved, the new one is asked with its handle there.
+    A change asks the old broker first. If it has moved the message, the new one is asked. While the message is on its
+    way, in the hands of the mover, the call waits for its arrival.
 
     Args:
-        moved: Messages that were moved; None if nothing moves messages.
+        has_mover: False: nothing was ever moved.
     """
 
-    def __init__(self, old: Broker, new: Broker, moved: MovedMessages | None) -> None:
-        self._old, self._new, self._moved = old, new, moved
+    def __init__(self, old: Broker, new: Broker, *, has_mover: bool) -> None:
+        self._old, self._new, self._has_mover = old, new, has_mover
 
     @property
     def release_causes(self) -> ReleaseCauses | None:
@@ -94,24 +82,53 @@ class HandOverDelayed(DelayedMessages):
         if named.broker_name == self._new.name != self._old.name:
             return self._of_new(change, _Named(handle))
         of_old, refusal = self._of_old(change, _Named(handle))
-        if of_old.count:
+        if of_old.status is _MOVED:
+            return self._of_moved(change, handle, named)
+        if refusal is None and of_old.status is not _UNKNOWN:
             return of_old
-        moved = self._moved.handles_of_id(named.msg_id, named.topic) if self._moved and refusal is None else []
-        if not moved and refusal is None and of_old.status is not _UNKNOWN:
-            return of_old
-        return _checked(of_old, [self._of_new(change, _Named(each)) for each in moved or [handle]], refusal)
+        return _checked([self._of_new(change, _Named(handle))], refusal)
+
+    def _of_moved(self, change: _Change, handle: str, named: RecallHandle) -> ScheduleChange:
+        """Change a message that is in transit, or was moved."""
+        part = self._old.hand_over
+        self._wait_until_sent(named.msg_id, named.topic)
+        moved = part.moved(named.msg_id, named.topic)
+        if moved is None or moved.outcome is TransitEnd.RETURNED:  # the new broker has refused it
+            return self._of_old(change, _Named(handle))[0]
+        by_id = _Named(key=named.msg_id, topic=named.topic)
+        return self._of_new(change, by_id if moved.handle is None else _Named(moved.handle))
 
     def _change_by_key(self, change: _Change, named: _Named) -> ScheduleChange:
         assert named.key is not None
         of_old, refusal = self._of_old(change, named)
-        moved = self._moved.handles_of_key(named.key, named.topic) if self._moved and refusal is None else []
-        of_new = [self._of_new(change, _Named(each)) for each in moved]
+        query = PendingQuery(key=named.key, topic=named.topic)
+        for each in self._in_transit(query) if refusal is None else ():
+            self._wait_until_sent(each.msg_id, each.topic)
         try:
-            of_new.append(self._of_new(change, named))
-        except UnsupportedError:  # a broker of RocketMQ finds no pending message by its key; those moved have handles
-            if not of_old.count and not moved:
+            of_new = [self._of_new(change, named)]
+        except UnsupportedError:
+            if not of_old.count:
                 raise
-        return _checked(of_old, of_new, refusal)
+            of_new = []
+        return _checked([of_old, *of_new], refusal)
+
+    def _wait_until_sent(self, msg_id: str, topic: str) -> None:
+        """Wait until a message is not in transit any more.
+
+        Raises:
+            HandOverError: It still is; a mover that has just stopped, or the new broker, does not answer.
+        """
+        part, clock = self._old.hand_over, self._old.clock
+        until_ms = clock.steady_ms() + _SENT_MS
+        while part.is_reserved(msg_id, topic):
+            if clock.steady_ms() >= until_ms:
+                raise HandOverError(
+                    f"message {msg_id} for topic {topic!r} is on its way from broker {self._old.name!r} to "
+                    f"{self._new.name!r}, and has not arrived within {_SENT_MS // 1_000} s; it cannot be changed now. "
+                    "Nothing is lost: try again when the new broker answers (mqtemplate hand-over status has the "
+                    "reason)"
+                )
+            clock.sleep(_SENT_STEP_S)
 
     def _of_old(self, change: _Change, named: _Named) -> tuple[ScheduleChange, BrokerError | None]:
         """Return the result at the old broker, and the error if it cannot be reached: then the new one is asked."""
@@ -141,8 +158,9 @@ class HandOverDelayed(DelayedMessages):
             _Side(self._new, self._new.name, at.new, query, max_count, on_compared),
         ]
         known = {message.msg_id for message in sides[1].messages}  # one may be stored there, and in transit still
-        in_transit = [each for each in self._in_transit(query) if _position(each) > at.transit]
-        in_transit = [each for each in in_transit if each.msg_id not in known]
+        in_transit = [
+            each for each in self._in_transit(query) if _position(each) > at.transit and each.msg_id not in known
+        ]
         found = [*(message for side in sides for message in side.messages), *in_transit]
         taken = {id(message) for message in sorted(found, key=_due)[:max_count]}
         page = [message for side in sides for message in side.take(taken)]
@@ -152,8 +170,25 @@ class HandOverDelayed(DelayedMessages):
         return PendingPage(tuple(sorted([*page, *sent], key=_due)), rest.text)
 
     def _in_transit(self, query: PendingQuery) -> list[PendingMessage]:
-        name = OLD_PREFIX + self._old.name
-        return [replace(each, broker=name) for each in self._moved.in_transit(query)] if self._moved else []
+        """Return the messages that match and are in transit: the old broker does not list them any more."""
+        if not self._has_mover:
+            return []
+        return [self._shown(each) for each in self._old.hand_over.transit(_MOST_IN_TRANSIT) if _matches(each, query)]
+
+    def _shown(self, transit: TransitMessage) -> PendingMessage:
+        message = transit.message
+        handle = RecallHandle(transit.topic, self._old.name, transit.deliver_ms, transit.msg_id)
+        return PendingMessage(
+            topic=transit.topic,
+            msg_id=transit.msg_id,
+            tags=message.tags,
+            keys=message.keys,
+            deliver_ms=transit.deliver_ms,
+            delay_level=transit.delay_level,
+            body_size=len(message.body),
+            handle=encode_handle(handle),
+            broker=OLD_PREFIX + self._old.name,
+        )
 
     def count_pending(
         self,
@@ -173,6 +208,20 @@ class HandOverDelayed(DelayedMessages):
             "positions of pending messages are in the files of one broker, and during a hand-over there are two; read "
             "one of them by its own address, or wait until the hand-over has ended"
         )
+
+
+def _matches(transit: TransitMessage, query: PendingQuery) -> bool:
+    """Return True if a message in transit matches a query."""
+    message = transit.message
+    name, value = query.with_property or ("", "")
+    return (
+        query.topic in (None, transit.topic)
+        and query.tag in (None, message.tags)
+        and (query.key is None or query.key == transit.msg_id or query.key in split_keys(message.keys))
+        and (not name or message.properties.get(name) == value)
+        and (query.before_ms is None or transit.deliver_ms < query.before_ms)
+        and (query.after_ms is None or transit.deliver_ms >= query.after_ms)
+    )
 
 
 # --- results of changes ---------------------------------------------------------------------------
@@ -204,9 +253,9 @@ def _total(changes: Sequence[ScheduleChange]) -> ScheduleChange:
     return ScheduleChange(status, sum(change.count for change in done), handles, ", ".join(names) or None)
 
 
-def _checked(of_old: ScheduleChange, of_new: Sequence[ScheduleChange], refusal: BrokerError | None) -> ScheduleChange:
+def _checked(changes: Sequence[ScheduleChange], refusal: BrokerError | None) -> ScheduleChange:
     """Return one result. If the old broker may have the message and cannot be reached, raise its error."""
-    total = _total([of_old, *of_new])
+    total = _total(changes)
     if refusal is not None and not total.count:
         raise refusal
     return total

@@ -91,6 +91,7 @@ class MessageStore:
         self._is_open = False
         self._owner: OwnerProcess | None = None
         self._is_dirty = False
+        self._sealed: str | None = None
         self.last_run_ms: int | None = None
         self._thread: ServiceThread | None = None
         self.group_commit = GroupCommit(self._flush_log)
@@ -282,9 +283,12 @@ class MessageStore:
             MessageError: The records or their properties are too large.
             StoreFullError: There is no space for another file, or the disk is above the warning level. Nothing was
                 written.
+            StoreError: The store is sealed.
         """
         if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
+        if self._sealed is not None:
+            raise StoreError(self._sealed)
         try:
             with self._lock:
                 started = perf_counter_ns()
@@ -298,6 +302,10 @@ class MessageStore:
             self.disk.works()
             self._mark_dirty()
         return puts
+
+    def seal(self, reason: str) -> None:
+        """Refuse all records from now on: `put` raises `StoreError` with this reason."""
+        self._sealed = reason
 
     def start_flush(self, put: PutResult) -> None:
         """Let the disk begin to write a record whose producer calls `confirm` soon, in the same thread.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mqtemplate.broker import (
     Broker,
@@ -69,6 +69,10 @@ from mqtemplate.services import Service
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.tables import read_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_application_topic, is_system_group
+
+if TYPE_CHECKING:
+    from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
+    from mqtemplate.engine.hand_over import LocalHandOver
 
 _T = TypeVar("_T")
 _GROUPS_FILE = "config/subscriptionGroup.json"
@@ -172,6 +176,26 @@ class EmbeddedBroker(Broker):
 
     def retention_holds(self) -> Sequence[RetentionHold]:
         return tuple(self.engine.retention.holds())
+
+    @property
+    def hand_over(self) -> LocalHandOver:
+        return self.engine.hand_over
+
+    def delay_limits(self) -> DelayLimits:
+        from mqtemplate.broker.hand_over import DelayLimits
+
+        limits = self.settings.timer_limits()
+        return DelayLimits(
+            max_delay_ms=limits.max_delay_ms if limits.enabled else 0,
+            precision_ms=1,
+            levels_ms=tuple(self.engine.levels.delays_ms),
+        )
+
+    def find_records(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
+        from mqtemplate.broker.hand_over import FoundRecords
+
+        found = [each for topic in topics for each in self.reader.messages_by_key(topic, msg_id, unique=True)]
+        return FoundRecords(frozenset({self.name}), found)
 
     # --- parts ---------------------------------------------------------------------------------
 
