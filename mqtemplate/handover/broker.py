@@ -41,8 +41,10 @@ from mqtemplate.errors import (
     ListenerError,
     MessageError,
     MQTemplateError,
+    StoreLockedError,
     UnknownNameError,
     UnsupportedError,
+    reworded,
 )
 from mqtemplate.event_log import get_logger
 from mqtemplate.handover.consuming import (
@@ -79,6 +81,7 @@ class HandOverOptions:
 
     Attributes:
         target: The new broker as the settings name it.
+        origin: The setting that names the old broker, for errors.
         mover: Settings of the mover; None: nothing moves messages, and the old broker releases them.
         orderly_waits_for_pending: ``ORDERLY`` listeners read a topic of the new broker only when the old one has no
             pending message of it either.
@@ -87,6 +90,7 @@ class HandOverOptions:
     """
 
     target: str = "the new broker"
+    origin: str = "mqtemplate.hand-over.from"
     mover: MoverSettings | None = None
     orderly_waits_for_pending: bool = False
     allow_other_queue_count: bool = False
@@ -149,16 +153,15 @@ class HandOverBroker(Broker):
         """Start both brokers, create the topics of the old one at the new one, and start the mover.
 
         Raises:
-            MQTemplateError: One of them cannot be started; a note names the old one.
+            MQTemplateError: One of them cannot be started; the text says if it is the old one.
         """
         if self._is_started:
             return
         with contextlib.ExitStack() as opened:
             try:
                 self.old.start()
-            except Exception as exc:
-                exc.add_note("while starting the old broker of the hand-over: mqtemplate.hand-over.from")
-                raise
+            except MQTemplateError as exc:
+                raise self._not_started(exc) from exc
             opened.callback(self.old.close)
             self.new.start()
             opened.callback(self.new.close)
@@ -179,6 +182,18 @@ class HandOverBroker(Broker):
     def services(self) -> Sequence[Service]:
         return (*self.old.services(), *self.new.services())  # the mover has a thread, or a place on the virtual clock
 
+    def _not_started(self, error: MQTemplateError) -> MQTemplateError:
+        """Return the error of the old broker's start, with the setting that names that broker and what to do."""
+        advice = "start it, or remove mqtemplate.hand-over if that broker is empty"
+        if isinstance(error, StoreLockedError):
+            advice = (
+                "stop that process, perhaps the application without the setting. If the application has several "
+                "processes, run a server over the folder (mqtemplate broker), and give its host:port to each of them"
+            )
+        return reworded(
+            error, f"the old broker of the hand-over ({self.options.origin}) does not start: {error}; {advice}"
+        )
+
     def _begin(self) -> None:
         """Store the hand-over in the old broker, unless it is known there.
 
@@ -189,7 +204,12 @@ class HandOverBroker(Broker):
         """
         if self.options.mover is None:
             return
-        state = self.old.hand_over.begin(self.options.target)
+        try:
+            state = self.old.hand_over.begin(self.options.target)
+        except UnsupportedError as exc:
+            raise reworded(
+                exc, f"{self.options.origin}: {exc}. Let it deliver what it has, then change the address"
+            ) from exc
         with contextlib.suppress(UnsupportedError):  # a cluster of RocketMQ, which is no old broker
             of_new = self.new.hand_over.state()
             if of_new is not None and of_new.hand_over_id == state.hand_over_id:
@@ -200,6 +220,7 @@ class HandOverBroker(Broker):
                     "mqtemplate.hand-over.from the broker that the application leaves, and in rocketmq.name-server or "
                     "rocketmq.endpoints the one that it moves to"
                 )
+        self._groups = replace(self._groups, started_ms=state.started_ms)
         if state.phase is HandOverPhase.CONFIRMED:
             _log.warning("hand_over.confirmed", hint="the old broker is empty; remove mqtemplate.hand-over")
 

@@ -31,7 +31,7 @@ _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeSta
 _MOVED = ScheduleChangeStatus.MOVED
 _MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _MOVED, _UNKNOWN)
 """Order of the statuses where nothing was changed."""
-_SENT_MS = 10_000
+_SENT_MS = 30_000  # a new mover needs some time to find out what the one before it has sent
 _SENT_STEP_S = 0.02
 _MOST_IN_TRANSIT = 4_096
 
