@@ -34,11 +34,14 @@ class ScheduleChange:
     Attributes:
         count: Number of pending messages that this call changed; a key may match several.
         handles: After a reschedule: the handles of the rescheduled messages.
+        broker: During a hand-over: name of the broker that had the messages, ``old:NAME`` for the old one; both names
+            with a comma if both had some. None without a hand-over, and if no broker has the message.
     """
 
     status: ScheduleChangeStatus
     count: int = 0
     handles: tuple[str, ...] = ()
+    broker: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,7 @@ class PendingMessage:
         roll_count: Number of times that the timer was stored again before it is due.
         handle: Handle for `cancel` and `reschedule`.
         body_size: Bytes of the body as stored.
+        broker: During a hand-over: name of the broker that has it, ``old:NAME`` for the old one; None otherwise.
     """
 
     topic: str
@@ -105,6 +109,7 @@ class PendingMessage:
     store_timestamp: int = 0
     body_size: int = 0
     handle: str
+    broker: str | None = None
 
     @property
     def deliver_at(self) -> datetime:
