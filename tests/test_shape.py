@@ -86,6 +86,7 @@ SAME_LEVEL = {
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
+    ("mqtemplate.handover", "mqtemplate.operations"),
     ("mqtemplate.operations", "mqtemplate.copy"),  # a repaired store directory is rebuilt as a new one
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens

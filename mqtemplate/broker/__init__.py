@@ -3,7 +3,6 @@
 from mqtemplate.broker.admin import (
     MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -14,6 +13,7 @@ from mqtemplate.broker.admin import (
     QueueSpan,
     TopicInfo,
     TopicKind,
+    TopicSettings,
     unknown_name,
 )
 from mqtemplate.broker.broker import (
@@ -54,7 +54,6 @@ __all__ = [
     "ConsumerGroups",
     "ConsumerSpec",
     "CopyHealth",
-    "DelayLimits",
     "DelayedMessages",
     "DiskSpace",
     "GroupDeliveries",
@@ -78,6 +77,7 @@ __all__ = [
     "TopicInfo",
     "TopicKind",
     "TopicMessageType",
+    "TopicSettings",
     "Transactions",
     "unknown_name",
 ]

@@ -19,7 +19,7 @@ from mqtemplate.topics import (
 )
 from mqtemplate.user_code import did_you_mean
 
-_INHERIT = 1
+_INHERIT, _WRITE, _READ = 1, 2, 4
 
 
 class TopicKind(Enum):
@@ -270,20 +270,24 @@ class OffsetChange:
 
 
 @dataclass(frozen=True, slots=True)
-class DelayLimits:
-    """Limits of a broker for delayed messages.
+class TopicSettings:
+    """Settings of a topic.
 
     Attributes:
-        levels_ms: The delay of each level, level 1 first.
-        slot_ms: Precision of the timers; None for a broker without timers.
-        max_delay_ms: The longest delay of a timer; 0 without timers.
-        is_exact: The broker never delivers before the due millisecond. RocketMQ may be early by *slot_ms*.
+        queue_count: Number of its queues on each broker, the largest one.
+        is_readable: Consumers may read it.
+        is_writable: Producers may send to it.
     """
 
-    levels_ms: tuple[int, ...]
-    slot_ms: int | None
-    max_delay_ms: int
-    is_exact: bool
+    kind: TopicKind
+    queue_count: int
+    is_readable: bool
+    is_writable: bool
+
+    @classmethod
+    def of(cls, topic: str, queue_count: int, perm: int) -> TopicSettings:
+        """Return the settings of a topic with a permission of RocketMQ."""
+        return cls(TopicKind.of(topic, perm), queue_count, bool(perm & _READ), bool(perm & _WRITE))
 
 
 class BrokerAdmin(ABC):
@@ -295,13 +299,17 @@ class BrokerAdmin(ABC):
     def topic_kinds(self) -> dict[str, TopicKind]:
         """Return the kind of each topic, sorted by name."""
 
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        """Return the settings of each topic, sorted by name.
+
+        Raises:
+            UnsupportedError: The broker does not tell them.
+        """
+        raise UnsupportedError("this broker does not tell the settings of its topics")
+
     @abstractmethod
     def delay_levels_ms(self) -> Sequence[int] | None:
         """Return the delay of each level that the broker uses now, level 1 first; None if it does not say."""
-
-    def delay_limits(self) -> DelayLimits | None:
-        """Return the limits for delayed messages; None if the broker does not tell them."""
-        return None
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included, sorted."""

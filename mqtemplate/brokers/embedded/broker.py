@@ -17,7 +17,6 @@ from mqtemplate.broker import (
     ConsumerGroups,
     ConsumerSpec,
     DelayedMessages,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -34,6 +33,7 @@ from mqtemplate.broker import (
     StoreHealth,
     TopicKind,
     TopicMessageType,
+    TopicSettings,
     Transactions,
     unknown_name,
 )
@@ -484,13 +484,16 @@ class EmbeddedAdmin(BrokerAdmin):
         configs = {name: table.config(name) or {} for name in sorted(table.names())}
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
 
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        table = self._engine.topics
+        configs = {name: table.config(name) or {} for name in sorted(table.names())}
+        return {
+            name: TopicSettings.of(name, len(self._queues(name)), int(config.get("perm", 0)))
+            for name, config in configs.items()
+        }
+
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms
-
-    def delay_limits(self) -> DelayLimits:
-        settings = self._engine.settings
-        levels_ms, max_delay_ms = tuple(self._engine.levels.delays_ms), settings.timer_max_delay_sec * 1_000
-        return DelayLimits(levels_ms, settings.timer_precision_ms, max_delay_ms, is_exact=True)
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         reader = self._engine.queues

@@ -8,9 +8,7 @@ from typing import TypeVar
 from mqtemplate.broker import (
     MAX_IN_FLIGHT_SHOWN,
     BrokerAdmin,
-    Capability,
     ConsumerGroups,
-    DelayLimits,
     GroupDeliveries,
     GroupInfo,
     GroupSubscription,
@@ -19,6 +17,7 @@ from mqtemplate.broker import (
     QueueProgress,
     QueueSpan,
     TopicKind,
+    TopicSettings,
     unknown_name,
 )
 from mqtemplate.brokers.remote.cluster.client import ClientContext
@@ -71,18 +70,23 @@ class RemoteAdmin(BrokerAdmin):
     # --- topics --------------------------------------------------------------------------------
 
     def topic_kinds(self) -> dict[str, TopicKind]:
+        return {name: each.kind for name, each in self.topic_settings().items()}
+
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        """Return the settings of each topic: of several brokers the one with the most queues counts."""
         tables = self._read(
             RequestCode.GET_ALL_TOPIC_CONFIG,
             GetAllTopicConfigRequestHeader(),
             TopicConfigSerializeWrapper,
             "list topics",
         )
-        kinds = {
-            self._names.unwrap(name): TopicKind.of(self._names.unwrap(name), config.perm)
-            for _, table in tables
-            for name, config in table.topic_config_table.items()
-        }
-        return dict(sorted(kinds.items()))
+        found: dict[str, TopicSettings] = {}
+        configs = [item for _, table in tables for item in table.topic_config_table.items()]
+        for name, config in configs:
+            topic, count = self._names.unwrap(name), max(config.read_queue_nums, config.write_queue_nums)
+            if topic not in found or found[topic].queue_count < count:
+                found[topic] = TopicSettings.of(topic, count, config.perm)
+        return dict(sorted(found.items()))
 
     def delay_levels_ms(self) -> Sequence[int] | None:
         for name in self._masters():
@@ -91,23 +95,6 @@ class RemoteAdmin(BrokerAdmin):
             except BrokerError:  # access control may forbid the request
                 continue
         return None
-
-    def delay_limits(self) -> DelayLimits | None:
-        """Return the strictest limits of all brokers; the levels are those of the first one."""
-        masters, announced = self._masters(), self._context.instance.announced
-        try:
-            configs = [self._configs.of(name) for name in masters]
-        except BrokerError:  # access control may forbid the request
-            return None
-        if not configs:
-            return None
-        slots = [each.slot_ms for each in configs]
-        return DelayLimits(
-            tuple(configs[0].levels.delays_ms),
-            max((each for each in slots if each is not None), default=None) if None not in slots else None,
-            min(each.max_delay_ms for each in configs),
-            is_exact=all(Capability.PENDING in announced.get(address, ()) for address in masters.values()),
-        )
 
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))

@@ -427,15 +427,7 @@ def test_a_deleted_topic_is_deleted_at_all_brokers_and_its_route_forgotten(tmp_p
             assert one.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == before + 1
 
 
-# --- limits, groups and retries -------------------------------------------------------------------
-
-
-def test_a_server_tells_the_limits_of_its_delays(our_client: RemoteBroker) -> None:
-    limits = our_client.admin().delay_limits()
-
-    assert limits is not None
-    assert (limits.slot_ms, limits.max_delay_ms, limits.is_exact) == (1_000, 40 * 86_400_000, True)
-    assert limits.levels_ms[:2] == (1_000, 5_000)
+# --- groups and retries -------------------------------------------------------------------
 
 
 def test_a_group_is_created_once_and_keeps_its_offsets(our_client: RemoteBroker) -> None:
