@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mqtemplate import ConsumeMode, MessageModel, MessageRequestMode, message_listener
@@ -14,7 +16,7 @@ from tests.handover.brokers import MOVES, TwoBrokers
 Seen = list[str]
 
 
-def listener(seen: Seen, group: str = "billing", topic: str = "orders", **attributes: object) -> object:
+def listener(seen: Seen, group: str = "billing", topic: str = "orders", **attributes: Any) -> object:
     """Return a listener that notes the bodies. Of ``fails ...`` it notes each call, and raises."""
 
     @message_listener(topic=topic, consumer_group=group, **attributes)
@@ -182,7 +184,7 @@ def test_receive_reads_both_brokers(brokers: TwoBrokers) -> None:
 # --- ORDERLY --------------------------------------------------------------------------------------
 
 
-def orderly(seen: Seen, **attributes: object) -> object:
+def orderly(seen: Seen, **attributes: Any) -> object:
     return listener(seen, consume_mode=ConsumeMode.ORDERLY, **attributes)
 
 
@@ -340,7 +342,7 @@ def test_each_broadcasting_member_reads_both_brokers(brokers: TwoBrokers) -> Non
     first: Seen = []
     second: Seen = []
     brokers.old.create_topic("orders", 1)
-    everywhere = {"message_model": MessageModel.BROADCASTING}
+    everywhere: dict[str, Any] = {"message_model": MessageModel.BROADCASTING}
     members = [
         listener(seen, id=name, instance_name=name, **everywhere) for seen, name in ((first, "one"), (second, "two"))
     ]
