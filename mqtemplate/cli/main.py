@@ -43,6 +43,7 @@ _COMMANDS = {
     "backup": "copies",
     "restore": "copies",
     "copy": "copies",
+    "hand-over": "hand_over",
     "doctor": "folder",
     "simulate": "folder",
     "spark": "run",
