@@ -203,6 +203,7 @@ class HandOverBroker(Broker):
             HandOverError: The old broker is handed over to another one.
         """
         if self.options.mover is None:
+            self._groups = replace(self._groups, started_ms=self.clock.now_ms())
             return
         try:
             state = self.old.hand_over.begin(self.options.target)

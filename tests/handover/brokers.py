@@ -36,7 +36,7 @@ class TwoBrokers:
         self.new = EmbeddedBroker(None, self.settings, self.clock)
         self.both = HandOverBroker(self.old, self.new, self.options)
         self.old.start()
-        self._harness: Harness | None = None
+        self.apps: list[MQApplication] = []
 
     def with_options(self, **options: Any) -> TwoBrokers:
         """Hand over with other options."""
@@ -80,8 +80,20 @@ class TwoBrokers:
         """Return a harness over an application, or over both brokers."""
         return Harness(application or self.both, **options)
 
+    def fill_new(self, topic: str, count: int) -> None:
+        """Store messages of another application in each queue of a topic of the new broker."""
+        for number in range(count):
+            for queue in self.new.queues(topic):
+                self.new.sends.send(Message(topic, f"of others {number}".encode()), queue)
+
+    def reopen_both(self) -> None:
+        """Join both brokers again, as a new process does."""
+        self.both = HandOverBroker(self.old, self.new, self.options)
+
     def close(self) -> None:
-        """Close the brokers."""
+        """Stop the applications, and close the brokers."""
+        for app in self.apps:
+            app.stop()
         self.both.close()
         self.new.close()
         self.old.close()
