@@ -147,6 +147,7 @@ class Mover:
         self._owner = owner or ("embedded" if old.is_embedded else _process_name())
         self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
         self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
+        self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
         self._limits: DelayLimits | None = None
         self._failures = 0
@@ -264,8 +265,9 @@ class Mover:
             self._leased_ms = None
             return False
         if not had_it:
-            self._uncertain = {each.offset: now_ms for each in self._old.transit(1 << 20)}
-            _log.info("hand_over.mover_started", owner=self._owner, in_transit=len(self._uncertain))
+            counts = self._old.counts()
+            self._uncertain, self._took_over = {}, (counts.reserved, now_ms)
+            _log.info("hand_over.mover_started", owner=self._owner, in_transit=counts.in_transit)
         self._leased_ms = now_ms
         return True
 
@@ -316,7 +318,8 @@ class Mover:
         """Yield the ends of those whose transit ends now."""
         fresh: list[TransitMessage] = []
         for each in in_transit:
-            sent_ms = self._uncertain.get(each.offset)
+            reserved, took_over_ms = self._took_over
+            sent_ms = self._uncertain.get(each.offset, took_over_ms if each.offset < reserved else None)
             if sent_ms is None:
                 fresh.append(each)
                 continue
