@@ -334,7 +334,7 @@ class StoreFullError(StoreError):
 
 
 class StoreFencedError(StoreFullError):
-    """Nothing is stored, since another process may own the history of the store by now; see docs/copy.md.
+    """Nothing is stored: another process may own the history of the store, or its messages have moved to a new broker.
 
     As with a full disk nothing was written, and releases are tried again.
     """

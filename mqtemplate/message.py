@@ -112,6 +112,11 @@ class Property:
     """Of this library. Application id, version, partition and number of a message in a sequenced send; see
     `SendSequence`."""
 
+    HAND_OVER = "__HAND_OVER"
+    """Of this library. On a message that was moved from another broker: names its transit there."""
+    HAND_OVER_STAYS = "__HAND_OVER_STAYS"
+    """Of this library. On a delayed message that the new broker refused during a hand-over: it is not moved."""
+
     # requests and replies
     CORRELATION_ID = "CORRELATION_ID"
     REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
@@ -154,6 +159,7 @@ BROKER_PROPERTIES = frozenset(
         Property.TIMER_ROLL_LABEL,
         Property.LEVEL_DELAY_MS,
         Property.REPLACED_LEVEL,
+        Property.HAND_OVER_STAYS,
     }
 )
 """Properties of a delayed message that only a broker may set."""

@@ -16,13 +16,14 @@ class ScheduleChangeStatus(Enum):
     """Result of a cancel or a reschedule. Exactly one applies, and it never changes later.
 
     ``CANCELLED`` and ``RESCHEDULED``: the message was pending, and this or an earlier call changed it.
-    ``ALREADY_DELIVERED``: the message is in its topic. ``UNKNOWN``: the broker has no such message,
-    or retention deleted it.
+    ``ALREADY_DELIVERED``: the message is in its topic. ``MOVED``: a hand-over moves it to another broker, or has moved
+    it; change it there. ``UNKNOWN``: the broker has no such message, or retention deleted it.
     """
 
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
     ALREADY_DELIVERED = "already delivered"
+    MOVED = "moved to another broker"
     UNKNOWN = "unknown"
 
 
@@ -33,11 +34,14 @@ class ScheduleChange:
     Attributes:
         count: Number of pending messages that this call changed; a key may match several.
         handles: After a reschedule: the handles of the rescheduled messages.
+        broker: During a hand-over: name of the broker that had the messages, ``old:NAME`` for the old one; both names
+            with a comma if both had some. None without a hand-over, and if no broker has the message.
     """
 
     status: ScheduleChangeStatus
     count: int = 0
     handles: tuple[str, ...] = ()
+    broker: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ class PendingMessage:
         roll_count: Number of times that the timer was stored again before it is due.
         handle: Handle for `cancel` and `reschedule`.
         body_size: Bytes of the body as stored.
+        broker: During a hand-over: name of the broker that has it, ``old:NAME`` for the old one; None otherwise.
     """
 
     topic: str
@@ -104,6 +109,7 @@ class PendingMessage:
     store_timestamp: int = 0
     body_size: int = 0
     handle: str
+    broker: str | None = None
 
     @property
     def deliver_at(self) -> datetime:

@@ -13,6 +13,9 @@ __all__ = [
     "AUTO_CREATE_TOPIC",
     "DLQ_TOPIC_PREFIX",
     "HALF_TOPIC",
+    "HAND_OVER_GROUP",
+    "HAND_OVER_MOVED_TOPIC",
+    "HAND_OVER_TOPIC",
     "MARKS_TOPIC",
     "NOT_SENDABLE_TOPICS",
     "OFFSET_MOVED_TOPIC",
@@ -56,6 +59,12 @@ OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Op messages: each names the half messages whose transactions have ended."""
 POP_PROGRESS_TOPIC = "rmq_sys_POP_PROGRESS"
 """Of this library: the progress of groups that read by POP."""
+HAND_OVER_TOPIC = "rmq_sys_MQTEMPLATE_HAND_OVER"
+"""Of this library: delayed messages that are in transit to another broker."""
+HAND_OVER_MOVED_TOPIC = "rmq_sys_MQTEMPLATE_HAND_OVER_MOVED"
+"""Of this library: how the transit of each message ended."""
+HAND_OVER_GROUP = "CID_RMQ_SYS_MQTEMPLATE_HAND_OVER"
+"""Of this library: group whose committed offset is the first message in transit that is not settled."""
 TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages that were discarded after too many checks; applications may read it."""
 AUTO_CREATE_TOPIC = "TBW102"
@@ -81,6 +90,8 @@ NOT_SENDABLE_TOPICS = frozenset(
         HALF_TOPIC,
         OP_TOPIC,
         POP_PROGRESS_TOPIC,
+        HAND_OVER_TOPIC,
+        HAND_OVER_MOVED_TOPIC,
         TRANS_CHECK_MAX_TIME_TOPIC,
         OFFSET_MOVED_TOPIC,
         SELF_TEST_TOPIC,
@@ -88,7 +99,7 @@ NOT_SENDABLE_TOPICS = frozenset(
 )
 """Topics that only the broker writes to: the check of each send uses it.
 
-Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, the timer topic, and one of this library.
+Source: ``TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET``, the timer topic, and those of this library.
 """
 
 SYSTEM_TOPICS = frozenset(

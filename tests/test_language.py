@@ -19,7 +19,7 @@ TERMS = {
     r"ask(s|ed|ing)? for": "requested, checked, passed",
     r"(what|who) waits?": "pending, delayed",
     r"waiting (messages?|room)": "pending message, delayed message",
-    r"hand(s|ed|ing)?[- ]over": "delivery to the real topic, delivered",
+    r"hand(s|ed|ing)? over": "delivery to the real topic, delivered",
     r"strangers?": "unrelated record, unregistered client",
     r"front door": "send path, public API",
     r"at home": "directory",

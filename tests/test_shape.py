@@ -55,6 +55,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.scheduling": 8,
     "mqtemplate.template": 8,
     "mqtemplate.copy": 9,
+    "mqtemplate.handover": 9,
     "mqtemplate.operations": 9,
     "mqtemplate.context": 10,
     "mqtemplate.http": 10,
@@ -85,6 +86,7 @@ SAME_LEVEL = {
     ("mqtemplate.testing", "mqtemplate.context"),
     ("mqtemplate.scheduling", "mqtemplate.listener"),
     ("mqtemplate.listener", "mqtemplate.template"),  # the options of what a handler sends on
+    ("mqtemplate.handover", "mqtemplate.operations"),
     ("mqtemplate.operations", "mqtemplate.copy"),  # a repaired store directory is rebuilt as a new one
     ("mqtemplate.context", "mqtemplate.observability"),
     ("mqtemplate.context", "mqtemplate.http"),  # the least length of tokens

@@ -13,6 +13,7 @@ from mqtemplate.broker.admin import (
     QueueSpan,
     TopicInfo,
     TopicKind,
+    TopicSettings,
     unknown_name,
 )
 from mqtemplate.broker.broker import (
@@ -76,6 +77,7 @@ __all__ = [
     "TopicInfo",
     "TopicKind",
     "TopicMessageType",
+    "TopicSettings",
     "Transactions",
     "unknown_name",
 ]

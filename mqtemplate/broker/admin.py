@@ -19,7 +19,7 @@ from mqtemplate.topics import (
 )
 from mqtemplate.user_code import did_you_mean
 
-_INHERIT = 1
+_INHERIT, _WRITE, _READ = 1, 2, 4
 
 
 class TopicKind(Enum):
@@ -269,6 +269,27 @@ class OffsetChange:
         return self.first if self.before is None else max(self.before, self.first)
 
 
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """Settings of a topic.
+
+    Attributes:
+        queue_count: Number of its queues on each broker, the largest one.
+        is_readable: Consumers may read it.
+        is_writable: Producers may send to it.
+    """
+
+    kind: TopicKind
+    queue_count: int
+    is_readable: bool
+    is_writable: bool
+
+    @classmethod
+    def of(cls, topic: str, queue_count: int, perm: int) -> TopicSettings:
+        """Return the settings of a topic with a permission of RocketMQ."""
+        return cls(TopicKind.of(topic, perm), queue_count, bool(perm & _READ), bool(perm & _WRITE))
+
+
 class BrokerAdmin(ABC):
     """Topics, groups and offsets of a broker."""
 
@@ -277,6 +298,14 @@ class BrokerAdmin(ABC):
     @abstractmethod
     def topic_kinds(self) -> dict[str, TopicKind]:
         """Return the kind of each topic, sorted by name."""
+
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        """Return the settings of each topic, sorted by name.
+
+        Raises:
+            UnsupportedError: The broker does not tell them.
+        """
+        raise UnsupportedError("this broker does not tell the settings of its topics")
 
     @abstractmethod
     def delay_levels_ms(self) -> Sequence[int] | None:
@@ -368,6 +397,14 @@ class BrokerAdmin(ABC):
             None if the group has never read by POP, or the broker does not tell.
         """
         return None
+
+    def create_group(self, name: str) -> None:
+        """Create a consumer group with the default settings. An existing one stays as it is.
+
+        Raises:
+            UnsupportedError: The broker does not create groups.
+        """
+        raise UnsupportedError(f"this broker does not create groups, such as {name!r}; its first member does")
 
     @abstractmethod
     def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:

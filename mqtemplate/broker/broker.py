@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from mqtemplate.broker.admin import BrokerAdmin
 from mqtemplate.broker.parts import (
@@ -32,6 +32,9 @@ from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
 from mqtemplate.services import Service
 from mqtemplate.topics import SCHEDULE_TOPIC
+
+if TYPE_CHECKING:  # few programs hand messages over
+    from mqtemplate.broker.hand_over import DelayLimits, FoundRecords, OldBroker
 
 
 class Capability(Enum):
@@ -318,6 +321,38 @@ class Broker(ABC):
         raise UnsupportedError(
             f"broker {self.name!r}, a {type(self).__name__}, does not list its topics and groups: implement "
             "Broker.admin, or turn off what shows them (mqtemplate.management.dashboard.enabled)"
+        )
+
+    @property
+    def hand_over(self) -> OldBroker:
+        """The part of this broker in a hand-over of its pending messages to another broker.
+
+        Raises:
+            UnsupportedError: Messages cannot move from this kind of broker to another one.
+        """
+        raise UnsupportedError(
+            f"broker {self.name!r}, a {type(self).__name__}, cannot reserve its pending messages, so they cannot "
+            "move to another broker; only an embedded broker and a server of this library can"
+        )
+
+    def delay_limits(self) -> DelayLimits:
+        """Return which delays this broker can keep, as the brokers behind it say.
+
+        Raises:
+            UnsupportedError: It does not say.
+            BrokerError: A broker does not answer.
+        """
+        raise UnsupportedError(f"broker {self.name!r}, a {type(self).__name__}, does not say which delays it can keep")
+
+    def find_records(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
+        """Return the records that have a message id in one of *topics*, which may be system topics, of all brokers.
+
+        Raises:
+            BrokerError: A broker does not answer.
+            UnsupportedError: This kind of broker has no queries by id.
+        """
+        raise UnsupportedError(
+            f"broker {self.name!r}, a {type(self).__name__}, does not find messages by id everywhere"
         )
 
     def store_health(self) -> StoreHealth | None:

@@ -44,6 +44,7 @@ class ConsumerSpec:
         consume_timestamp: For ``CONSUME_FROM_TIMESTAMP``: epoch milliseconds.
         max_reconsume_times: Number of retries before a message goes to ``%DLQ%group``.
         instance_name: In a broadcasting group: the name under which the committed offsets of this member are stored.
+        is_ordered: The member handles the messages of a queue in their order. It locks each queue before it reads it.
     """
 
     group: str
@@ -53,6 +54,7 @@ class ConsumerSpec:
     consume_timestamp: int | None = None
     max_reconsume_times: int = 16
     instance_name: str = "DEFAULT"
+    is_ordered: bool = False
 
 
 class Consumer(ABC):

@@ -115,20 +115,7 @@ class CommandCall:
             StoreError: The store directory is missing.
             BrokerError: No name server answers.
         """
-        from mqtemplate.operations import BrokerAccess, StoreAccess
-
-        settings = self.settings()
-        cluster = cluster_of(settings)
-        if cluster is not None:
-            with cluster, BrokerAccess(cluster) as remote:
-                yield remote
-            return
-        if settings.store_path is None:
-            raise ConfigurationError(
-                "the broker in memory ends with its process, so a command cannot see it; name a store directory or a "
-                "server: --name-server embedded:FOLDER, or --name-server host:port"
-            )
-        with StoreAccess(settings.store_path, settings.mqtemplate.broker, create=create) as access:
+        with access_of(self.settings(), create=create) as access:
             yield access
 
     def confirm(self, question: str, *, yes: bool) -> None:
@@ -209,6 +196,25 @@ class CommandCall:
             hint = f"; undo it with: mqtemplate undo {result.id}" if change.can_be_undone else ""
             self.output.note(f"this is change {result.id} of the audit log{hint}")
             yield change, result
+
+
+@contextmanager
+def access_of(settings: AppSettings, *, create: bool = False) -> Iterator[BrokerAccess]:
+    """Open the administration of the broker that the settings choose; see `CommandCall.access`."""
+    from mqtemplate.operations import BrokerAccess, StoreAccess
+
+    cluster = cluster_of(settings)
+    if cluster is not None:
+        with cluster, BrokerAccess(cluster) as remote:
+            yield remote
+        return
+    if settings.store_path is None:
+        raise ConfigurationError(
+            "the broker in memory ends with its process, so a command cannot see it; name a store directory or a "
+            "server: --name-server embedded:FOLDER, or --name-server host:port"
+        )
+    with StoreAccess(settings.store_path, settings.mqtemplate.broker, create=create) as access:
+        yield access
 
 
 def cluster_addresses(settings: AppSettings) -> ClusterAddresses | None:

@@ -44,6 +44,7 @@ _COMMANDS = {
     "promote": "copies",
     "restore": "copies",
     "copy": "copies",
+    "hand-over": "hand_over",
     "doctor": "folder",
     "simulate": "folder",
     "spark": "run",

@@ -6,7 +6,7 @@ from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
     from mqtemplate.context.application import Health, MQApplication
-    from mqtemplate.context.autoconfigure import AutoConfiguration
+    from mqtemplate.context.autoconfigure import AutoConfiguration, register_broker
     from mqtemplate.context.components import is_spark_listener
     from mqtemplate.context.injection.application_context import (
         ApplicationContext,
@@ -50,6 +50,7 @@ __all__ = [
     "has_handlers",
     "is_spark_listener",
     "load_settings",
+    "register_broker",
     "remote_settings",
     "service",
     "show_events",
@@ -81,6 +82,7 @@ __getattr__ = late_import(
         "has_handlers": "mqtemplate.event_log",
         "is_spark_listener": "mqtemplate.context.components",
         "load_settings": "mqtemplate.context.settings.source",
+        "register_broker": "mqtemplate.context.autoconfigure",
         "remote_settings": "mqtemplate.context.settings.clients",
         "service": "mqtemplate.context.injection.marks",
         "show_events": "mqtemplate.context.logging",

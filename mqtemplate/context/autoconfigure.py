@@ -7,13 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from mqtemplate.broker import Broker
+from mqtemplate.clock import Clock
+from mqtemplate.context.config.masking import masked
 from mqtemplate.context.injection.application_context import ApplicationContext, BrokerFactory, ConditionOutcome
 from mqtemplate.context.injection.wiring import snake_case
-from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.app import HAND_OVER, AppSettings
+from mqtemplate.context.settings.clients import settings_of_old_broker
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.user_code import did_you_mean
+
+if TYPE_CHECKING:
+    from mqtemplate.handover import HandOverBroker
 
 GROUP = "mqtemplate.autoconfigure"
 """Entry-point group in which a distribution names its starters."""
@@ -51,6 +58,43 @@ class AutoConfiguration(ABC):
     @abstractmethod
     def contribute(self, context: ApplicationContext) -> None:
         """Register objects. ``context.register`` backs off for objects of the application."""
+
+
+def register_broker(context: ApplicationContext, factory: BrokerFactory) -> bool:
+    """Register the broker that a starter creates as the application's own. Return False if there is one.
+
+    With ``mqtemplate.hand-over.from`` it is that broker and the old one together.
+    """
+    if context.settings.mqtemplate.hand_over.from_ is None:
+        return context.register(factory, name="broker")
+    from mqtemplate.handover import HandOverBroker
+
+    def hand_over_broker(settings: AppSettings, clock: Clock) -> HandOverBroker:
+        return _hand_over_broker(context, factory(settings, clock))
+
+    return context.register(hand_over_broker, as_type=HandOverBroker, name="broker")
+
+
+def _hand_over_broker(context: ApplicationContext, new: Broker) -> HandOverBroker:
+    from mqtemplate.handover import HandOverBroker, HandOverOptions, MoverSettings
+
+    settings, given = context.settings, context.settings.mqtemplate.hand_over
+    of_old = settings_of_old_broker(settings)
+    factories = (factory for find in context.broker_factories if (factory := find(of_old)) is not None)
+    create_old = next(factories, None)
+    if create_old is None:
+        raise ConfigurationError(
+            f"{settings.origins.of(f'{HAND_OVER}.from')}: {HAND_OVER}.from is {masked(given.from_)!r}, and no starter "
+            "creates that broker; remove its starter's name from mqtemplate.autoconfigure.exclude"
+        )
+    options = HandOverOptions(
+        target=settings.rocketmq.name_server,
+        origin=f"{HAND_OVER}.from: {masked(given.from_)}",
+        mover=MoverSettings(rate=given.rate, max_early_ms=given.max_early_ms),
+        orderly_waits_for_pending=given.orderly_waits_for == "PENDING",
+        allow_other_queue_count=given.allow_other_queue_count,
+    )
+    return HandOverBroker(create_old(of_old, new.clock), new, options)
 
 
 StarterSource: TypeAlias = EntryPoint | type[AutoConfiguration] | AutoConfiguration

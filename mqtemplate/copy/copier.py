@@ -514,7 +514,7 @@ class CopiedBroker(EmbeddedBroker):
         self.store.cleaning.holds.append(self._copier.why_kept)
         if self._copier.lease is not None:
             self._bounded(self._copier.begin)
-            self.store.fence = self._copier.lease.refusal
+            self.store.fence = self.store.fence or self._copier.lease.refusal
         if not self.clock.is_virtual:
             self._thread = ServiceThread("mqtemplate-copy", [self._copier], self.clock, self.store.report)
             self._thread.start()

@@ -1,9 +1,9 @@
 """Cancelling and rescheduling pending messages, also those whose due times a wrong clock set.
 
 A delayed message is replaced by exactly one record, which names it in ``prepared_transaction_offset``. A release
-replaces it by its copy in the real topic, a cancel by a delete marker, a reschedule by a copy with another time. All
-three are appended under the lock of the delay store. So one of them is first, and the others find that the message is
-gone.
+replaces it by its copy in the real topic, a cancel by a delete marker, a reschedule by a copy with another time, and a
+hand-over by a copy in the transit topic. All of them are appended under the lock of the delay store. So one of them is
+first, and the others find that the message is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,17 +24,19 @@ from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLoo
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
-from mqtemplate.errors import CorruptRecordError, StoreFullError
+from mqtemplate.errors import CorruptRecordError, StoreError, StoreFullError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
+from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
 from mqtemplate.record.properties import (
     REAL_TOPIC,
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
     TIMER_OUT_MS,
     decode_properties,
     encode_properties,
@@ -41,7 +45,7 @@ from mqtemplate.record.properties import (
 from mqtemplate.services import ClockWatch
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
+from mqtemplate.topics import HAND_OVER_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
 
 _log = get_logger("mqtemplate.delay")
 
@@ -175,11 +179,13 @@ _RECALL_TAG = "_RECALL_TAG_"
 """Tag of a delete marker. Source: ``RecallMessageProcessor``."""
 _CANCELLED = b"0"
 _MOVED = b"1"
+_HANDED_OVER = b"2"
 """Body of a delete marker: the reason why its message is gone. RocketMQ writes ``0``, and reads neither."""
 _NO_KEY = "-"
 """Key of a delete marker that deletes nothing in RocketMQ."""
 
 _COPIED_AT_ONCE = 100  # messages copied forward under one lock: some milliseconds in which none is released
+_MARKER_BYTES = 1_024  # more bytes of a copy and its marker than twice their record
 _DELAYED_TOPICS = (TIMER_TOPIC, SCHEDULE_TOPIC)
 
 
@@ -310,6 +316,8 @@ class DelayController:
             is_delivered = meant.topic is not None and self._is_stored(meant.topic, meant.key)
             return ScheduleChangeStatus.ALREADY_DELIVERED if is_delivered else ScheduleChangeStatus.UNKNOWN
         newest = max(named, key=lambda record: record.physical_offset)
+        if is_marker(newest) and newest.body == _HANDED_OVER:
+            return ScheduleChangeStatus.MOVED
         is_cancelled = is_marker(newest) and newest.body != _MOVED
         # We append a marker only for a pending message. RocketMQ does not look for it first, so a marker may be too
         # late.
@@ -412,6 +420,90 @@ class DelayController:
         encoded = encode_properties(diverted.properties | {Property.REPLACED_LEVEL: _level_of(record)})
         return copy_of(record, diverted.topic, diverted.queue_id, encoded)
 
+    # --- hand-over to another broker -----------------------------------------------------------
+
+    def reserve(self, physical_offsets: Sequence[int], is_chosen: Callable[[StoredRecord], bool]) -> int:
+        """Replace pending messages by copies in the transit topic, and return their number.
+
+        They are on the disk when this method returns, whatever the flush mode: the other broker may deliver them then.
+
+        Args:
+            physical_offsets: Of their records, in the order in which they are reserved.
+            is_chosen: Returns True for a record that may move.
+        """
+        reserved: list[StoredRecord] = []
+        end = 0
+        for start in range(0, len(physical_offsets), _COPIED_AT_ONCE):
+            records = map(self._lookup.at, physical_offsets[start : start + _COPIED_AT_ONCE])
+            chosen = [each for each in records if each is not None and is_chosen(each)]
+            with ExitStack() as locks:  # both: one append has messages of both, in their order
+                for delay_store in self._delay_stores.values():
+                    locks.enter_context(delay_store.lock)
+                    delay_store.catch_up()
+                found = self._reservations(chosen)
+                for each in _fitting(found, self._store.sizes.commit_log // 4):
+                    end = self._store.put(Drafts([draft for _, drafts in each for draft in drafts])).end
+                    for record, _ in each:
+                        self._delay_stores[record.topic].remove(record)
+                        reserved.append(record)
+        self._confirm_on_disk(end, {HAND_OVER_TOPIC, TIMER_TOPIC})
+        for record in reserved:
+            with (delay_store := self._delay_stores[record.topic]).lock:
+                delay_store.mark_cancelled(record)
+        return len(reserved)
+
+    def _confirm_on_disk(self, end: int, topics: set[str]) -> None:
+        """Wait until records are on the disk, also with asynchronous flushes; then notify the readers of *topics*."""
+        if end and not self._store.group_commit.wait(end, FLUSH_TIMEOUT_MS):
+            raise StoreError(f"the disk has not written the records of a hand-over after {FLUSH_TIMEOUT_MS // 1_000} s")
+        if end:
+            self._store.confirm(end, topics)
+
+    def _reservations(self, records: Sequence[StoredRecord]) -> list[_Reservation]:
+        """With the locks: return the pending ones of *records*, with the copy and the marker that replace each."""
+        found = []
+        for record in records:
+            entry = self._delay_stores[record.topic].find(record)
+            if entry is None:
+                continue
+            properties = decode_properties(record.properties_bytes)
+            properties |= {
+                Property.TIMER_DELIVER_MS: str(entry.due_ms),
+                Property.REPLACED_LEVEL: _level_of(record),
+            }
+            encoded = encode_properties(properties)
+            if len(encoded) <= MAX_PROPERTIES_BYTES:
+                marker = self._marker(record, entry, _HANDED_OVER, properties[Property.UNIQ_KEY])
+                found.append((record, [copy_of(record, HAND_OVER_TOPIC, 0, encoded), marker]))
+        return found
+
+    def settle(self, ended: Sequence[RecordDraft], returned: Sequence[tuple[StoredRecord, bool]]) -> None:
+        """Store how the transit of messages ended, in one append for those that fit.
+
+        Args:
+            ended: A record for each message.
+            returned: Records of the transit topic whose messages are pending again from now on, each with True if it
+                may be reserved once more.
+        """
+        drafts = [self._returned(record, may_move_again=again) for record, again in returned]
+        end = self._store.put(Drafts([*drafts, *ended]), though_full=True).end
+        self._confirm_on_disk(end, {draft.topic for draft in (*drafts, *ended)})
+
+    def _returned(self, record: StoredRecord, *, may_move_again: bool) -> RecordDraft:
+        """Return the copy of a message in transit that is pending again; it goes to its topic if it is due."""
+        due_ms = int(find_property(record.properties_bytes, TIMER_DELIVER_MS) or 0)
+        now_ms = self._store.clock.now_ms()
+        limits = replace(self._limits, enabled=True, max_delay_ms=max(self._limits.max_delay_ms, due_ms - now_ms))
+        properties = decode_properties(record.properties_bytes)
+        topic, queue_id = properties[Property.REAL_TOPIC], int(properties[Property.REAL_QID])
+        kept = {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}
+        diverted = divert_to_timer(kept, topic, queue_id, now_ms, due_ms, limits)
+        if diverted is None:
+            kept |= {Property.TIMER_DELIVER_MS: str(due_ms)}
+            diverted = Diverted(topic, queue_id, kept)
+        added = {Property.REPLACED_LEVEL: "0"} | ({} if may_move_again else {Property.HAND_OVER_STAYS: "1"})
+        return copy_of(record, diverted.topic, diverted.queue_id, encode_properties(diverted.properties | added))
+
     # --- retention -----------------------------------------------------------------------------
 
     def copy_forward(self, physical_start: int, physical_end: int) -> bool:
@@ -467,6 +559,24 @@ class DelayController:
             decode_properties(record.properties_bytes) | {Property.REPLACED_LEVEL: _level_of(record)}
         )
         return copy_of(record, TIMER_TOPIC, 0, properties)
+
+
+_Reservation = tuple[StoredRecord, list[RecordDraft]]
+
+
+def _fitting(reservations: Sequence[_Reservation], max_bytes: int) -> Iterator[list[_Reservation]]:
+    """Yield parts, each small enough for one append."""
+    part: list[_Reservation] = []
+    size = 0
+    for record, drafts in reservations:
+        added = 2 * record.total_size + _MARKER_BYTES
+        if part and size + added > max_bytes:
+            yield part
+            part, size = [], 0
+        part.append((record, drafts))
+        size += added
+    if part:
+        yield part
 
 
 def _level_of(record: StoredRecord) -> str:

@@ -32,7 +32,7 @@ from mqtemplate.record.properties import (
     may_have_property,
     property_format,
 )
-from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC, check_topic
+from mqtemplate.topics import HAND_OVER_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC, check_topic
 
 LEVEL_DELAY_PAIR, _DELIVER_PAIR, _REAL_TOPIC_PAIR, _REAL_QID_PAIR = (
     PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
@@ -189,5 +189,6 @@ def released_source(record: StoredRecord) -> int | None:
     """
     if record.prepared_transaction_offset <= 0 or record.sys_flag & SysFlag.TRANSACTION_MASK:
         return None
-    is_copy = record.topic in (TIMER_TOPIC, UNDELIVERABLE_TOPIC, find_property(record.properties_bytes, REAL_TOPIC))
+    real_topic = find_property(record.properties_bytes, REAL_TOPIC)
+    is_copy = record.topic in (TIMER_TOPIC, UNDELIVERABLE_TOPIC, HAND_OVER_TOPIC, real_topic)
     return record.prepared_transaction_offset - 1 if is_copy else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
@@ -255,8 +257,12 @@ class LocalDelayedMessages:
 
     def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
         """Return where the records of pending messages are, for readers of the files; see `PendingView.positions`."""
+        return self.positions(query, after, max_count).tobytes()
+
+    def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> np.ndarray:
+        """Return the same as an array of `PENDING_DTYPE`."""
         self._lifecycle.check()
-        return self._pending.positions(query, after, max_count).tobytes()
+        return self._pending.positions(query, after, max_count)
 
 
 def _reported_to(on_compared: Callable[[int], None] | None) -> ScanLimit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mqtemplate.broker import Capability
 from mqtemplate.clock import Clock, SystemClock
@@ -35,8 +35,11 @@ from mqtemplate.services import Service, ServiceThread
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.tables import TopicTable
+from mqtemplate.store.tables import HAND_OVER_FILE, TopicTable
 from mqtemplate.topics import REVIVE_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+
+if TYPE_CHECKING:
+    from mqtemplate.engine.hand_over import LocalHandOver
 
 _log = get_logger("mqtemplate.broker")
 
@@ -109,6 +112,7 @@ class Engine:
         place = "in memory" if self.path is None else f"store directory {self.path}"
         self.lifecycle = lifecycle = EngineLifecycle(name, place)
         self._threads: dict[str, ServiceThread] = {}
+        self._hand_over: LocalHandOver | None = None
         self._remote: ConnectedClients | None = None
         self.levels = self._parsed_levels(settings.message_delay_level)
         self._changed_levels = ChangedDelayLevels(self._store_files, self.levels)
@@ -148,6 +152,21 @@ class Engine:
             *(name, host, clock),
             lambda message, queue: self.sends.send_async([message], queue),
             lifecycle.check,
+        )
+
+    @property
+    def hand_over(self) -> LocalHandOver:
+        """The part of this broker in a hand-over to another one; few brokers have it."""
+        self.lifecycle.check()
+        if self._hand_over is None:
+            self._hand_over = self._create_hand_over()
+        return self._hand_over
+
+    def _create_hand_over(self) -> LocalHandOver:
+        from mqtemplate.engine.hand_over import LocalHandOver
+
+        return LocalHandOver(
+            *(self.store, self.topics, self.offsets, self.delayed, self.transactions, self.finder, self.lifecycle)
         )
 
     def _create_pop(self) -> PopService:
@@ -237,6 +256,8 @@ class Engine:
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
             self._services_of_rocketmq = self._create_services_of_rocketmq()
+            if self._store_files.read_bytes(HAND_OVER_FILE):
+                self._hand_over = self._create_hand_over()
         except BaseException:
             self.delayed.timers.close()
             self.store.release()

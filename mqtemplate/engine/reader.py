@@ -183,7 +183,7 @@ class MessageFinder:
     def __init__(self, store: MessageStore, broker_name: str, host: HostAddress, max_body_bytes: int) -> None:
         self._store = store
         self._broker_name = broker_name
-        self._host = host
+        self.host = host
         self._max_body_bytes = max_body_bytes
         self._limited_log = LimitedLog(_log, store.clock.now_ms)  # a client may repeat a query
 
@@ -191,9 +191,9 @@ class MessageFinder:
         """See `MessageReader.message_by_id`. Ids from before a change of the broker's address are found too."""
         host, physical_offset = parse_offset_msg_id(offset_msg_id)
         record = self._store.read_at(physical_offset)
-        if pack_host(host) != (pack_host(self._host) if record is None else record.store_host):
+        if pack_host(host) != (pack_host(self.host) if record is None else record.store_host):
             raise MessageError(
-                f"message id {offset_msg_id} was created by the broker at {host}; this broker is at {self._host}, so "
+                f"message id {offset_msg_id} was created by the broker at {host}; this broker is at {self.host}, so "
                 "ask the other one"
             )
         record = self._durable(record)

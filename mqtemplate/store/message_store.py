@@ -65,8 +65,8 @@ class MessageStore:
         messages_before: Returns the number of messages of each topic in the log before a physical offset.
         cleaning: Deletes old files.
         last_run_ms: Store time of the newest record of the process before (epoch ms); None in a new store.
-        fence: Returns why nothing may be stored now, since another process may own the history; None if it may. None
-            if no other process can own it.
+        fence: Returns why nothing may be stored now, such as another process that may own the history; None if it may.
+            None if it always may.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class MessageStore:
             MessageError: The records or their properties are too large.
             StoreFullError: There is no space for another file, or the disk is above the warning level. Nothing was
                 written.
-            StoreFencedError: This process does not own the store's history now. Nothing was written.
+            StoreFencedError: The store takes nothing now, see *fence*. Nothing was written.
         """
         if self.fence is not None and (reason := self.fence()) is not None:
             raise StoreFencedError(reason)

@@ -14,6 +14,8 @@ from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import is_file_name
 
+HAND_OVER_FILE = "config/handOver.json"
+"""State of a hand-over to another broker. Few store directories have it."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
 

@@ -7,6 +7,7 @@ from mqtemplate.context import (
     AutoConfiguration,
     BrokerFactory,
     check_embedded_support,
+    register_broker,
     unneeded_keys,
 )
 from mqtemplate.errors import ConfigurationError
@@ -46,7 +47,7 @@ class EmbeddedAutoConfiguration(AutoConfiguration):
             check_embedded_support(context.settings)
             for key, reason in unneeded_keys(context.settings):
                 _log.debug("config.key_unneeded", key=key, reason=reason)
-        context.register(_broker_factory(), name="broker")
+        register_broker(context, _broker_factory())
 
 
 def _check_choice(settings: AppSettings) -> None:

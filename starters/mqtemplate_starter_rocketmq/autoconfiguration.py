@@ -7,6 +7,7 @@ from mqtemplate.context import (
     AutoConfiguration,
     BrokerFactory,
     grpc_settings,
+    register_broker,
     remote_settings,
 )
 
@@ -34,7 +35,7 @@ class RocketMQAutoConfiguration(AutoConfiguration):
         """
         if not context.has(Broker):
             _check(context.settings)
-        context.register(_broker_factory(context.settings), name="broker")
+        register_broker(context, _broker_factory(context.settings))
 
 
 def _check(settings: AppSettings) -> None:

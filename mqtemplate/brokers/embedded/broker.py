@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mqtemplate.broker import (
     Broker,
@@ -33,6 +33,7 @@ from mqtemplate.broker import (
     StoreHealth,
     TopicKind,
     TopicMessageType,
+    TopicSettings,
     Transactions,
     unknown_name,
 )
@@ -68,6 +69,10 @@ from mqtemplate.services import Service
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.tables import read_table
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_application_topic, is_system_group
+
+if TYPE_CHECKING:
+    from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
+    from mqtemplate.engine.hand_over import LocalHandOver
 
 _T = TypeVar("_T")
 _GROUPS_FILE = "config/subscriptionGroup.json"
@@ -171,6 +176,26 @@ class EmbeddedBroker(Broker):
 
     def retention_holds(self) -> Sequence[RetentionHold]:
         return tuple(self.engine.retention.holds())
+
+    @property
+    def hand_over(self) -> LocalHandOver:
+        return self.engine.hand_over
+
+    def delay_limits(self) -> DelayLimits:
+        from mqtemplate.broker.hand_over import DelayLimits
+
+        limits = self.settings.timer_limits()
+        return DelayLimits(
+            max_delay_ms=limits.max_delay_ms if limits.enabled else 0,
+            precision_ms=1,
+            levels_ms=tuple(self.engine.levels.delays_ms),
+        )
+
+    def find_records(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
+        from mqtemplate.broker.hand_over import FoundRecords
+
+        found = [each for topic in topics for each in self.reader.messages_by_key(topic, msg_id, unique=True)]
+        return FoundRecords(frozenset({self.name}), found)
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -459,6 +484,14 @@ class EmbeddedAdmin(BrokerAdmin):
         configs = {name: table.config(name) or {} for name in sorted(table.names())}
         return {name: TopicKind.of(name, int(config.get("perm", 0))) for name, config in configs.items()}
 
+    def topic_settings(self) -> dict[str, TopicSettings]:
+        table = self._engine.topics
+        configs = {name: table.config(name) or {} for name in sorted(table.names())}
+        return {
+            name: TopicSettings.of(name, len(self._queues(name)), int(config.get("perm", 0)))
+            for name, config in configs.items()
+        }
+
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms
 
@@ -563,6 +596,9 @@ class EmbeddedAdmin(BrokerAdmin):
             )
         for queue, queue_offset in offsets.items():
             self._engine.groups.reset_offset(group, queue, queue_offset)
+
+    def create_group(self, name: str) -> None:
+        """Do nothing: the first member or offset creates a group."""
 
     def deliveries(self, group: str) -> GroupDeliveries | None:
         return self._engine.pop.deliveries(group)

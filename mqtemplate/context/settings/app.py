@@ -36,12 +36,17 @@ from mqtemplate.context.settings.rocketmq import (
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.processes import absolute_path, expand_home
 
+HAND_OVER = "mqtemplate.hand-over"
+"""Section of the old broker of a hand-over."""
+_FROM = "mqtemplate.hand_over.from_"
+
 
 class MQTemplateSettings(Properties):
     """Keys that Spring does not have: the embedded broker, the starters, and the application itself."""
 
     broker: BrokerSettings = section()
     copy_: CopySettings = section()  # pydantic's models have a method `copy`
+    hand_over: features.HandOverSettings = section()
     server: ServerSettings = section()
     cluster: ClusterSettings = section()
     listener: ListenerDefaultSettings = section()
@@ -129,7 +134,11 @@ class AppSettings(BaseSettings):
         except ValueError as exc:
             raise ContradictionError(f"{exc}, got {self.rocketmq.name_server!r}", "rocketmq.name_server") from exc
         broker = self.mqtemplate.broker
-        if has_store_path:
+        old = self.old_broker_choice
+        if old is not None:
+            self._check_hand_over(old, choice)
+        is_of_old = isinstance(old, EmbeddedStore) and old.path is None
+        if has_store_path and not is_of_old:
             self._check_store_path(choice, broker.store_path)
         own_limit = self.rocketmq.producer.max_message_size
         if isinstance(choice, EmbeddedStore) and own_limit is not None and own_limit > broker.max_message_size:
@@ -152,6 +161,64 @@ class AppSettings(BaseSettings):
         raise ContradictionError(
             f"{str(store_path)!r} is given, but {problem}; keep one of the two keys", "mqtemplate.broker.store_path"
         )
+
+    @property
+    def old_broker_choice(self) -> EmbeddedStore | ClusterAddresses | None:
+        """The broker that the application leaves; None without a hand-over.
+
+        Raises:
+            ContradictionError: ``mqtemplate.hand-over.from`` has a form that is not allowed.
+        """
+        text = self.mqtemplate.hand_over.from_
+        if text is None:
+            return None
+        allowed = "allowed are 'embedded', 'embedded:<folder>', and 'host:port' of a server of this library"
+        try:
+            old = parse_name_server(text)
+        except ValueError as exc:
+            raise ContradictionError(f"is {text!r}: {exc}; {allowed}", _FROM) from exc
+        if isinstance(old, ProxyAddress):
+            raise ContradictionError(
+                f"is {text!r}, a proxy of RocketMQ: pending messages move from this library's brokers only; {allowed}. "
+                "Between two clusters of RocketMQ let the old one deliver what it has",
+                _FROM,
+            )
+        if isinstance(old, EmbeddedStore) and old.in_memory:
+            raise ContradictionError(
+                f"is {text!r}, a store that ends with its process, so there is nothing to hand over; {allowed}", _FROM
+            )
+        return old
+
+    def _check_hand_over(
+        self, old: EmbeddedStore | ClusterAddresses, new: EmbeddedStore | ClusterAddresses | ProxyAddress
+    ) -> None:
+        """Refuse a hand-over without a new broker, or to the broker that is left.
+
+        Raises:
+            ContradictionError: The new broker is missing, in memory, or the old one.
+        """
+        text, name_server = self.mqtemplate.hand_over.from_, self.rocketmq.name_server
+        advice = "set rocketmq.name-server or rocketmq.endpoints to the broker that the application moves to"
+        if "name_server" not in self.rocketmq.model_fields_set:
+            raise ContradictionError(f"is {text!r}, and no new broker is given; {advice}", _FROM)
+        if isinstance(new, EmbeddedStore) and new.in_memory:
+            raise ContradictionError(
+                f"is {text!r}, and rocketmq.name-server is {name_server!r}: what moved there would end with this "
+                f"process; {advice}",
+                _FROM,
+            )
+        if isinstance(old, EmbeddedStore) and isinstance(new, EmbeddedStore):
+            is_same = old.path == new.path
+        else:
+            is_same = not isinstance(old, EmbeddedStore) and not set(old.addresses).isdisjoint(
+                getattr(new, "addresses", ())
+            )
+        if is_same:
+            raise ContradictionError(
+                f"is {text!r}, and rocketmq.name-server is {name_server!r}: both are one broker; {advice}, or remove "
+                "mqtemplate.hand-over if it has moved there already",
+                _FROM,
+            )
 
     @property
     def broker_choice(self) -> EmbeddedStore | ClusterAddresses | ProxyAddress:
@@ -185,7 +252,8 @@ class AppSettings(BaseSettings):
     @property
     def copied_path(self) -> Path | None:
         """The store directory, if it is to be copied; None otherwise, and for the store of a further template."""
-        return None if self.mqtemplate.copy_.to is None or self._prefix else self.store_path
+        is_copied = self.mqtemplate.copy_.to is not None and self._prefix in ("", HAND_OVER)
+        return self.store_path if is_copied else None
 
     def absolute(self, path: Path, key: str) -> Path:
         """Return a path of these settings from the root: ``~`` is the home directory of the user.

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 from mqtemplate.brokers.remote.cluster.settings import ClientIntervals, RemoteSettings
 from mqtemplate.context.config.masking import masked
 from mqtemplate.context.config.tree import kebab
-from mqtemplate.context.settings.app import AppSettings
+from mqtemplate.context.settings.app import HAND_OVER, AppSettings
 from mqtemplate.context.settings.rocketmq import (
     ClientSettings,
     ClusterAddresses,
@@ -280,6 +280,15 @@ def settings_of_template(application: AppSettings, given: TemplateSettings, name
         pull_consumer=PullConsumerSettings(**_set(given.pull_consumer, frozenset(PullConsumerSettings.model_fields))),
     )
     return application.with_rocketmq(rocketmq, f"rocketmq.templates.{name}")
+
+
+def settings_of_old_broker(application: AppSettings) -> AppSettings:
+    """Return the settings of the application with the old broker of its hand-over in the section ``rocketmq``."""
+    given = application.mqtemplate.hand_over
+    keys = {"namespace", "access_key", "secret_key", "tls_enable"} & given.model_fields_set
+    template = TemplateSettings(name_server=given.from_, **{name: getattr(given, name) for name in keys})
+    rocketmq = settings_of_template(application, template, "hand-over").rocketmq
+    return application.with_rocketmq(rocketmq, HAND_OVER)
 
 
 def _set(section: Any, names: frozenset[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from mqtemplate.context.config.binding import ContradictionError
+from mqtemplate.context.config.binding import ContradictionError, check_both_or_none
 from mqtemplate.context.settings.properties import (
     SECTION_CONFIG,
     CommaList,
@@ -192,6 +192,38 @@ class SparkSettings(Properties):
         if not isinstance(value, dict):
             return value
         return {key: str(item).lower() if isinstance(item, bool) else str(item) for key, item in value.items()}
+
+
+class HandOverSettings(Properties):
+    """A hand-over of the application from the broker that it has used to the one of ``rocketmq.*``, without a stop; see
+    [growing](growing.md)."""
+
+    from_: OptionalText = None
+    """The broker that the application leaves: ``embedded:<folder>``, or ``host:port`` of a server of this library.
+    ``embedded`` is the folder of ``mqtemplate.broker.store-path``."""
+    rate: int = Field(1_000, ge=1, le=100_000)
+    """Most pending messages that move to the new broker in a second."""
+    max_early_ms: Milliseconds = Field(0, ge=0)
+    """How early a new broker without timers may deliver a message; with 0 the old one keeps it until it is due."""
+    orderly_waits_for: Annotated[Literal["READY", "PENDING"], UpperCase] = "READY"
+    """When ``ORDERLY`` listeners read a topic of the new broker. ``ready``: they have consumed what the old one has
+    delivered. ``pending``: and it has no pending message of the topic."""
+    allow_other_queue_count: bool = False
+    """True: ``ORDERLY`` listeners start although a topic has another number of queues at the new broker, and pending
+    messages in the old one. The order of these messages is then lost."""
+    namespace: OptionalText = None
+    """Namespace of the application at the old server."""
+    access_key: OptionalSecret = None
+    """Access key of the account at the old server. The account of ``rocketmq.*`` is not sent to it."""
+    secret_key: OptionalSecret = None
+    """Secret key of that account."""
+    tls_enable: bool = False
+    """True: connect to the old server over TLS, with the keys ``mqtemplate.cluster.tls-*``."""
+
+    @model_validator(mode="after")
+    def _check_account(self) -> Self:
+        check_both_or_none(self, "access_key", "secret_key")
+        return self
 
 
 class SchedulesSettings(Properties):

@@ -350,4 +350,5 @@ class ListenerSettings:
             consume_timestamp=timestamp,
             max_reconsume_times=self.retry_limit,
             instance_name=self.instance_name,
+            is_ordered=self.is_orderly,
         )

@@ -425,3 +425,31 @@ def test_a_deleted_topic_is_deleted_at_all_brokers_and_its_route_forgotten(tmp_p
             counts = [each.count(RequestCode.DELETE_TOPIC_IN_BROKER) for each in (one, other)]
             assert (counts, one.count(RequestCode.DELETE_TOPIC_IN_NAMESRV)) == ([1, 1], 1)
             assert one.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == before + 1
+
+
+# --- groups and retries -------------------------------------------------------------------
+
+
+def test_a_group_is_created_once_and_keeps_its_offsets(our_client: RemoteBroker) -> None:
+    our_client.create_topic("orders", 1)
+    [queue] = our_client.queues("orders")
+    our_client.admin().create_group("billing")
+    our_client.groups.commit_offset("billing", queue, 0)
+
+    our_client.admin().create_group("billing")
+
+    assert our_client.admin().group_names() == ["billing"]
+    assert our_client.groups.committed_offset("billing", queue) == 0
+
+
+def test_a_retry_that_is_sent_keeps_its_number_of_retries(our_client: RemoteBroker) -> None:
+    our_client.admin().create_group("billing")
+    our_client.create_topic(RETRY_TOPIC_PREFIX + "billing", 1)
+    [queue] = our_client.queues(RETRY_TOPIC_PREFIX + "billing")
+    retries = {Property.RECONSUME_TIME: "3", Property.MAX_RECONSUME_TIMES: "4"}
+
+    our_client.sends.send(Message(queue.topic, b"o-1", {Property.RETRY_TOPIC: "orders"} | retries), queue)
+
+    [stored] = our_client.reader.pull(queue, 0).messages
+    assert stored.reconsume_times == 3
+    assert not retries.keys() & stored.properties.keys()

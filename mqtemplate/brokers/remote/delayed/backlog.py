@@ -36,11 +36,13 @@ class DelayConfig(NamedTuple):
         levels: The delay of each level.
         slot_ms: Length of a slot of the timer wheel; None for a broker without timers.
         timer_age_ms: Age of the oldest record that can belong to a pending timer. A longer timer is stored again.
+        max_delay_ms: The longest delay of a timer; 0 without timers.
     """
 
     levels: DelayLevels
     slot_ms: int | None
     timer_age_ms: int
+    max_delay_ms: int = 0
 
     @classmethod
     def parse(cls, text: str) -> DelayConfig:
@@ -55,7 +57,8 @@ class DelayConfig(NamedTuple):
             return cls(levels, None, 0)
         slot_ms = _positive_number(values, "timerPrecisionMs")
         roll_ms = _positive_number(values, "timerRollWindowSlot") * slot_ms
-        return cls(levels, slot_ms, min(roll_ms, _positive_number(values, "timerMaxDelaySec") * 1_000))
+        max_delay_ms = _positive_number(values, "timerMaxDelaySec") * 1_000
+        return cls(levels, slot_ms, min(roll_ms, max_delay_ms), max_delay_ms)
 
 
 def _positive_number(values: Mapping[str, str], name: str) -> int:

@@ -37,6 +37,7 @@ from mqtemplate.message import (
     create_unique_id,
     delay_number,
 )
+from mqtemplate.numbers import parse_number
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties_template import PropertiesTemplate
@@ -45,7 +46,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text, join_in_batch
 from mqtemplate.results import SendResult, SendStatus
-from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC, check_send_topic
+from mqtemplate.topics import AUTO_CREATE_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, check_send_topic
 
 _TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
 _MAX_PROPERTIES_BYTES = 32_767  # RocketMQ stores the length in two bytes, with a sign
@@ -201,7 +202,7 @@ class SendRequestFactory:
         properties, msg_id = self._properties(message)
         sys_flag, group = 0, self._group
         has_level, has_timer = _has_level(properties), not _TIMER_PROPERTIES.isdisjoint(properties)
-        needs = None
+        needs, retries = None, _take_retries(properties) if message.topic.startswith(RETRY_TOPIC_PREFIX) else (0, None)
         if transaction_group is not None:
             needs = Capability.TRANSACTION_DELAY if has_level or has_timer else None
             group = self._namespace.wrap(transaction_group)
@@ -210,6 +211,7 @@ class SendRequestFactory:
         body, compressed = self._compress(message.body)
         request = self._request(message.topic, body, _encode(properties), (msg_id,), sys_flag=sys_flag | compressed)
         request.group, request.flag = group, message.flag
+        request.reconsume_times, request.max_reconsume_times = retries
         request.has_level, request.has_timer, request.needs = has_level, has_timer, needs
         request.level = self.levels.clamp(int(properties[Property.DELAY])) if has_level else 0
         return request
@@ -387,6 +389,15 @@ def _checked_properties(properties: dict[str, str], topic: str, levels: DelayLev
     if start is not None:  # Alibaba Cloud's name for TIMER_DELIVER_MS; Apache RocketMQ's brokers ignore it
         kept.setdefault(Property.TIMER_DELIVER_MS, start)
     return kept
+
+
+def _take_retries(properties: dict[str, str]) -> tuple[int, int | None]:
+    """Remove the number of retries of a message, and their limit, from its properties, and return them.
+
+    They are in the header of the request. Source: RocketMQ ``client: DefaultMQProducerImpl.sendKernelImpl``.
+    """
+    count = parse_number(properties.pop(Property.RECONSUME_TIME, None)) or 0
+    return count, parse_number(properties.pop(Property.MAX_RECONSUME_TIMES, None))
 
 
 def _has_level(properties: Mapping[str, str]) -> bool:

@@ -1,0 +1,617 @@
+"""The broker of an application during a hand-over: the old and the new broker as one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from mqtemplate.broker import (
+    MAX_IN_FLIGHT_SHOWN,
+    Broker,
+    BrokerAdmin,
+    Capability,
+    CheckTransaction,
+    ConsumerGroups,
+    ConsumerSpec,
+    CopyHealth,
+    DelayedMessages,
+    GroupDeliveries,
+    GroupInfo,
+    MessageReader,
+    MessageSends,
+    PopConsumers,
+    QueueProgress,
+    QueueSpan,
+    Registration,
+    Requests,
+    RetentionHold,
+    StoreHealth,
+    TopicKind,
+    TopicMessageType,
+    Transactions,
+    unknown_name,
+)
+from mqtemplate.broker.hand_over import HandOverPhase
+from mqtemplate.errors import (
+    BrokerError,
+    ConfigurationError,
+    ListenerError,
+    MessageError,
+    MQTemplateError,
+    StoreLockedError,
+    UnknownNameError,
+    UnsupportedError,
+    reworded,
+)
+from mqtemplate.event_log import get_logger
+from mqtemplate.handover.consuming import (
+    OLD_PREFIX,
+    HandOverGroups,
+    HandOverPop,
+    inner_message,
+    inner_queue,
+    is_old,
+    register_at_both,
+    shown_messages,
+    shown_queue,
+)
+from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.pending import HandOverDelayed
+from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.metrics import Metrics
+from mqtemplate.pending import PendingQuery
+from mqtemplate.results import HalfMessage, PullResult, TransactionState
+from mqtemplate.selectors.tags import Selector
+from mqtemplate.services import Service
+
+_log = get_logger("mqtemplate.handover")
+_T = TypeVar("_T")
+
+_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK})
+"""Capabilities of the files of one broker."""
+_VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverOptions:
+    """What a hand-over does where messages of both brokers meet.
+
+    Attributes:
+        target: The new broker as the settings name it.
+        origin: The setting that names the old broker, for errors.
+        mover: Settings of the mover; None: nothing moves messages, and the old broker releases them.
+        orderly_waits_for_pending: ``ORDERLY`` listeners read a topic of the new broker only when the old one has no
+            pending message of it either.
+        allow_other_queue_count: ``ORDERLY`` listeners may read topics whose number of queues differs, although delayed
+            messages with one ``hash_key`` then move to another queue than the messages that are sent now.
+    """
+
+    target: str = "the new broker"
+    origin: str = "mqtemplate.hand-over.from"
+    mover: MoverSettings | None = None
+    orderly_waits_for_pending: bool = False
+    allow_other_queue_count: bool = False
+
+
+class HandOverBroker(Broker):
+    """Two brokers as one: messages are sent to the new one, and read from both.
+
+    - Sends, requests and half messages go to the new broker. Half messages of the old one are checked there.
+    - Changes and queries of pending messages concern both, and so do groups, topics, and what operators do.
+    - To the application the old broker's name is ``old:NAME``.
+    - If one of them cannot be reached, the other one works on.
+
+    Args:
+        old: The broker that is left. It is started and closed with this one.
+        new: The broker that the application moves to. Its name, clock and capabilities are those of this broker.
+
+    Attributes:
+        mover: Moves pending messages; None before the start, and if the options have none.
+    """
+
+    def __init__(self, old: Broker, new: Broker, options: HandOverOptions | None = None) -> None:
+        self.old, self.new = old, new
+        self.options = options or HandOverOptions()
+        self.clock = new.clock
+        self.path = new.path or old.path
+        self.is_embedded = new.is_embedded
+        self.mover: Mover | None = None
+        self._groups = HandOverGroups(
+            old, new, self.options.orderly_waits_for_pending, self.clock.now_ms(), self._check_order
+        )
+        self._pop = HandOverPop(old, new, waits_for_pending=self.options.orderly_waits_for_pending)
+        self._delayed = HandOverDelayed(old, new, has_mover=self.options.mover is not None)
+        self._opened = contextlib.ExitStack()
+        self._is_started = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]  # the brokers of this class have it as a field
+        return self.new.name
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]
+        return self.new.capabilities - _NOT_OF_BOTH
+
+    @property
+    def metrics(self) -> Metrics | None:
+        return self.new.metrics or self.old.metrics
+
+    @property
+    def delay_levels_ms(self) -> Sequence[int]:
+        return self.new.delay_levels_ms
+
+    @property
+    def retry_delays_ms(self) -> Sequence[int]:
+        return self.new.retry_delays_ms
+
+    # --- start and close -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start both brokers, create the topics of the old one at the new one, and start the mover.
+
+        Raises:
+            MQTemplateError: One of them cannot be started; the text says if it is the old one.
+        """
+        if self._is_started:
+            return
+        with contextlib.ExitStack() as opened:
+            try:
+                self.old.start()
+            except MQTemplateError as exc:
+                raise self._not_started(exc) from exc
+            opened.callback(self.old.close)
+            self.new.start()
+            opened.callback(self.new.close)
+            self._begin()
+            self._take_over()
+            if self.options.mover is not None:
+                self.mover = Mover(self.old, self.new, self.options.mover)
+                self.mover.start()
+                opened.callback(self.mover.close)
+            self._opened = opened.pop_all()
+            self._is_started = True
+
+    def close(self) -> None:
+        """Stop the mover, then close the new broker and the old one; each also if another one fails."""
+        self._is_started = False
+        self._opened.close()
+
+    def services(self) -> Sequence[Service]:
+        return (*self.old.services(), *self.new.services())  # the mover has a thread, or a place on the virtual clock
+
+    def _not_started(self, error: MQTemplateError) -> MQTemplateError:
+        """Return the error of the old broker's start, with the setting that names that broker and what to do."""
+        advice = "start it, or remove mqtemplate.hand-over if that broker is empty"
+        if isinstance(error, StoreLockedError):
+            advice = (
+                "stop that process, perhaps the application without the setting. If the application has several "
+                "processes, run a server over the folder (mqtemplate broker), and give its host:port to each of them"
+            )
+        return reworded(
+            error, f"the old broker of the hand-over ({self.options.origin}) does not start: {error}; {advice}"
+        )
+
+    def _begin(self) -> None:
+        """Store the hand-over in the old broker, unless it is known there.
+
+        Raises:
+            UnsupportedError: Messages cannot move from the old broker.
+            ConfigurationError: Both are one broker.
+            HandOverError: The old broker is handed over to another one.
+        """
+        if self.options.mover is None:
+            self._groups = replace(self._groups, started_ms=self.clock.now_ms())
+            return
+        try:
+            state = self.old.hand_over.begin(self.options.target)
+        except UnsupportedError as exc:
+            raise reworded(
+                exc, f"{self.options.origin}: {exc}. Let it deliver what it has, then change the address"
+            ) from exc
+        with contextlib.suppress(UnsupportedError):  # a cluster of RocketMQ, which is no old broker
+            of_new = self.new.hand_over.state()
+            if of_new is not None and of_new.hand_over_id == state.hand_over_id:
+                for phase in (HandOverPhase.ABORTING, HandOverPhase.ABORTED):
+                    self.old.hand_over.change(phase)
+                raise ConfigurationError(
+                    f"the old and the new broker of the hand-over are one: {self.options.target}. Name in "
+                    "mqtemplate.hand-over.from the broker that the application leaves, and in rocketmq.name-server or "
+                    "rocketmq.endpoints the one that it moves to"
+                )
+        self._groups = replace(self._groups, started_ms=state.started_ms)
+        if state.phase is HandOverPhase.CONFIRMED:
+            _log.warning("hand_over.confirmed", hint="the old broker is empty; remove mqtemplate.hand-over")
+
+    def _take_over(self) -> None:
+        """Prepare the new broker: topics of the old one, and the start of its groups.
+
+        What an administrator must do, since this account may not, is logged: the hand-over works without.
+        """
+        steps: dict[str, Callable[[], None]] = {"topics": self._take_over_topics, "groups": self._take_over_groups}
+        for what, step in steps.items():
+            try:
+                step()
+            except (BrokerError, UnsupportedError) as exc:
+                hint = "create the topics, with the same number of queues, and the groups at the new broker"
+                _log.warning("hand_over.not_taken_over", what=what, reason=str(exc), hint=hint)
+
+    def _take_over_topics(self) -> None:
+        known = set(self.new.topic_names())
+        for topic in sorted(set(self.old.topic_names()) - known):
+            count = len(self.old.queues(topic))
+            self.new.create_topic(topic, count)
+            _log.info("hand_over.topic_created", topic=topic, queues=count)
+
+    def _take_over_groups(self) -> None:
+        """Let each group of the old broker begin at the new one with what is sent from now on.
+
+        It does not miss what is sent before its first member joins, and does not get what others sent before. Groups
+        that have an offset at the new broker keep it.
+        """
+        for group in self.old.admin().groups():
+            for topic in group.topics:
+                progress = [each for each in group.progress if each.queue.topic == topic]
+                committed = [each.committed for each in progress if each.committed is not None]
+                if committed:
+                    self._take_over_group(group.name, topic, max(committed))
+
+    def _take_over_group(self, group: str, topic: str, latest: int) -> None:
+        for queue in self.new.queues(topic):
+            before = self.new.groups.committed_offset(group, queue)
+            if is_value_group(group, topic):
+                if before is None or before < latest:
+                    self.new.groups.commit_offset(group, queue, latest)
+            elif before is None:
+                self.new.groups.commit_offset(group, queue, self.new.reader.max_offset(queue))
+
+    def outage(self) -> str | None:
+        brokers = {f"{OLD_PREFIX}{self.old.name}": self.old, self.new.name: self.new}
+        reasons = {name: reason for name, broker in brokers.items() if (reason := broker.outage()) is not None}
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items()) or None
+
+    def unreachable(self) -> Mapping[str, str | None]:
+        found: dict[str, str | None] = {}
+        for prefix, broker in ((OLD_PREFIX, self.old), ("", self.new)):
+            try:
+                found |= {prefix + name: reason for name, reason in broker.unreachable().items()}
+            except BrokerError as exc:
+                found[prefix + broker.name] = str(exc)
+        return found
+
+    # --- topics --------------------------------------------------------------------------------
+
+    def queues(self, topic: str) -> Sequence[MessageQueue]:
+        """Return the queues of *topic* at the new broker, for sends. `admin` has those of both."""
+        return tuple(self.new.queues(topic))
+
+    def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
+        """Create a topic at the new broker, or add queues to it."""
+        self.new.create_topic(topic, queue_count, message_type=message_type)
+        _log.debug("hand_over.topic_created", topic=topic, queues=queue_count)
+
+    def topic_names(self) -> Sequence[str]:
+        return sorted({*self.old.topic_names(), *self.new.topic_names()})
+
+    def expect_topics(self, topics: Iterable[str]) -> None:
+        expected = tuple(topics)
+        for broker in (self.old, self.new):
+            broker.expect_topics(expected)
+
+    # --- operators -----------------------------------------------------------------------------
+
+    def admin(self) -> BrokerAdmin:
+        return HandOverAdmin(self.old, self.new)
+
+    def store_health(self) -> StoreHealth | None:
+        found = [health for broker in (self.new, self.old) if (health := broker.store_health()) is not None]
+        if len(found) < 2:
+            return found[0] if found else None
+        new, old = found
+        return replace(
+            new,
+            error=new.error or old.error,
+            not_flushed_bytes=new.not_flushed_bytes + old.not_flushed_bytes,
+            disk=new.disk or old.disk,
+            refusal=new.refusal or old.refusal,
+        )
+
+    def retention_holds(self) -> Sequence[RetentionHold]:
+        return (*self.old.retention_holds(), *self.new.retention_holds())
+
+    def copy_health(self) -> CopyHealth | None:
+        return self.new.copy_health() or self.old.copy_health()
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    @property
+    def sends(self) -> MessageSends:
+        return self.new.sends
+
+    @property
+    def requests(self) -> Requests:
+        return _Requests(self.old, self.new)
+
+    @property
+    def transactions(self) -> Transactions:
+        return _Transactions(self.old, self.new)
+
+    @property
+    def reader(self) -> MessageReader:
+        return _Reader(self.old, self.new)
+
+    @property
+    def groups(self) -> ConsumerGroups:
+        return self._groups
+
+    @property
+    def pop(self) -> PopConsumers:
+        _ = self.new.pop  # raises if the new broker has none
+        return self._pop
+
+    @property
+    def delayed(self) -> DelayedMessages:
+        return self._delayed
+
+    def _check_order(self, spec: ConsumerSpec) -> None:
+        """Refuse an ordered member whose order would be lost when delayed messages move.
+
+        Raises:
+            ListenerError: A topic has another number of queues at the new broker, and pending messages in the old one.
+        """
+        known = set() if self.options.allow_other_queue_count else set(self.old.topic_names())
+        for topic in sorted(known.intersection(spec.subscriptions)):
+            old_count, new_count = len(self.old.queues(topic)), len(self.new.queues(topic))
+            if old_count == new_count:
+                continue
+            if pending := self.old.delayed.count_pending(PendingQuery(topic=topic)).total:
+                raise ListenerError(
+                    f"group {spec.group!r} reads topic {topic!r} in its order (ORDERLY), and the topic has {old_count} "
+                    f"queues in the old broker and {new_count} in the new one, while {pending} delayed messages of it "
+                    "are pending in the old one: a moved message may be in another queue than later ones with its "
+                    f"hash_key. Give the topic {old_count} queues at the new broker, or wait until these messages are "
+                    "delivered; if the order of delayed messages does not matter, set "
+                    "mqtemplate.hand-over.allow-other-queue-count: true"
+                )
+
+
+def is_value_group(group: str, topic: str) -> bool:
+    """Return True for a group whose committed offset is a value of a schedule, and not a position in a queue."""
+    return group.startswith(f"{topic}-") and group.endswith(_VALUE_SUFFIXES)
+
+
+# --- parts that route by the broker of a message --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Requests(Requests):
+    """Requests go to the new broker; a reply goes to the broker that the request came from."""
+
+    old: Broker
+    new: Broker
+
+    def request(
+        self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> Future[MessageExt]:
+        # Written in full: the new broker's own object would reply to all requests there.
+        future: Future[MessageExt] = self.new.requests.request(message, queue=queue, timeout_ms=timeout_ms)
+        return future
+
+    def reply(
+        self, request: MessageExt, body: bytes, properties: Mapping[str, str] | None = None, timeout_ms: int = 3_000
+    ) -> None:
+        if is_old(request.broker_name):
+            self.old.requests.reply(inner_message(request), body, properties, timeout_ms)
+        else:
+            self.new.requests.reply(request, body, properties, timeout_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transactions(Transactions):
+    """Transactions begin at the new broker. Both brokers check theirs with the same function."""
+
+    old: Broker
+    new: Broker
+
+    def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
+        is_of_old = is_old(half.send_result.message_queue.broker_name)
+        (self.old if is_of_old else self.new).transactions.end_transaction(half, state, remark)
+
+    def check_transactions(
+        self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000
+    ) -> Registration:
+        def check_of_old(message: MessageExt) -> TransactionState:
+            return check(*shown_messages([message]))
+
+        return register_at_both(
+            lambda: self.old.transactions.check_transactions(
+                group, check_of_old, threads=threads, max_waiting=max_waiting
+            ),
+            lambda: self.new.transactions.check_transactions(group, check, threads=threads, max_waiting=max_waiting),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader(MessageReader):
+    """Reads the queues of both brokers. Searches return what either has."""
+
+    old: Broker
+    new: Broker
+
+    def _of(self, queue: MessageQueue) -> tuple[MessageReader, MessageQueue]:
+        return (self.old.reader, inner_queue(queue)) if is_old(queue.broker_name) else (self.new.reader, queue)
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        max_count: int = 32,
+        wait_ms: int = 0,
+        selector: Selector | None = None,
+    ) -> PullResult:
+        reader, inner = self._of(queue)
+        result = reader.pull(inner, queue_offset, max_count, wait_ms, selector)
+        if is_old(queue.broker_name):
+            shown_messages(result.messages)
+        return result
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        reader, inner = self._of(queue)
+        return reader.min_offset(inner)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        reader, inner = self._of(queue)
+        return reader.max_offset(inner)
+
+    def search_offset(self, queue: MessageQueue, timestamp: int) -> int:
+        reader, inner = self._of(queue)
+        return reader.search_offset(inner, timestamp)
+
+    def message_by_id(self, offset_msg_id: str) -> MessageExt | None:
+        """Return the message of either broker; of the new one if both have one address, and a message there."""
+        refusal: MQTemplateError | None = None
+        try:
+            if (found := self.new.reader.message_by_id(offset_msg_id)) is not None:
+                return found
+        except (MessageError, BrokerError) as exc:
+            refusal = exc
+        try:
+            found = self.old.reader.message_by_id(offset_msg_id)
+        except MessageError:
+            if refusal is not None:
+                raise refusal from None
+            return None
+        return None if found is None else shown_messages([found])[0]
+
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        max_count: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int | None = None,
+        unique: bool = False,
+    ) -> list[MessageExt]:
+        options: dict[str, Any] = {"begin_ms": begin_ms, "end_ms": end_ms, "unique": unique}
+        old = shown_messages(self.old.reader.messages_by_key(topic, key, max_count, **options))
+        new = self.new.reader.messages_by_key(topic, key, max_count, **options)
+        # A sort keeps the order of equal times: each broker returns the newest first.
+        return sorted([*new, *old], key=lambda message: -message.store_timestamp)[:max_count]
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+class HandOverAdmin(BrokerAdmin):
+    """Topics, groups and offsets of both brokers. Queues of the old one have its name with ``old:``."""
+
+    def __init__(self, old: Broker, new: Broker) -> None:
+        self._old, self._new = old.admin(), new.admin()
+
+    def topic_kinds(self) -> dict[str, TopicKind]:
+        kinds = self._old.topic_kinds() | self._new.topic_kinds()
+        return dict(sorted(kinds.items()))
+
+    def delay_levels_ms(self) -> Sequence[int] | None:
+        return self._new.delay_levels_ms()
+
+    def queue_spans(self, topic: str) -> list[QueueSpan]:
+        nothing: list[QueueSpan] = []
+        old = _if_known(lambda: self._old.queue_spans(topic), nothing)
+        new = _if_known(lambda: self._new.queue_spans(topic), nothing)
+        if not old and not new:
+            raise unknown_name("topic", topic, self.topic_names())
+        return sorted([*new, *(replace(span, queue=shown_queue(span.queue)) for span in old)], key=_queue)
+
+    def groups_of(self, topic: str) -> list[str]:
+        return sorted({*self._old.groups_of(topic), *self._new.groups_of(topic)})
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic at both brokers.
+
+        Raises:
+            UnknownNameError: Neither has it.
+        """
+        if topic not in self.topic_kinds():
+            raise unknown_name("topic", topic, self.topic_names())
+        for admin in (self._old, self._new):
+            with contextlib.suppress(UnknownNameError):
+                admin.delete_topic(topic)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def group_names(self) -> list[str]:
+        return sorted({*self._old.group_names(), *self._new.group_names()})
+
+    def group(self, name: str) -> GroupInfo:
+        old: GroupInfo | None = _if_known(lambda: self._old.group(name), None)
+        new: GroupInfo | None = _if_known(lambda: self._new.group(name), None)
+        if old is None and new is None:
+            raise unknown_name("group", name, self.group_names())
+        return _merged(old, new)
+
+    def progress(self, group: str, topic: str | None = None) -> Sequence[QueueProgress]:
+        return [each for each in self.group(group).progress if topic in (None, each.queue.topic)]
+
+    def deliveries(self, group: str) -> GroupDeliveries | None:
+        old, new = self._old.deliveries(group), self._new.deliveries(group)
+        if old is None or new is None:
+            return new if old is None else old
+        messages = sorted([*old.messages, *new.messages], key=lambda each: each.since_ms)
+        return GroupDeliveries(
+            old.in_flight + new.in_flight,
+            tuple(messages[:MAX_IN_FLIGHT_SHOWN]),
+            old.waiting + new.waiting,
+            _sum(old.expired, new.expired),
+            _sum(old.held, new.held),
+        )
+
+    def create_group(self, name: str) -> None:
+        """Create a group at the new broker."""
+        self._new.create_group(name)
+        _log.debug("hand_over.group_created", group=name)
+
+    def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+        old = {inner_queue(queue): offset for queue, offset in offsets.items() if is_old(queue.broker_name)}
+        new = {queue: offset for queue, offset in offsets.items() if not is_old(queue.broker_name)}
+        for admin, mine in ((self._old, old), (self._new, new)):
+            if mine:
+                admin.set_offsets(group, mine)
+
+    def forget_group(self, group: str) -> None:
+        for admin in (self._old, self._new):
+            admin.forget_group(group)
+
+
+def _if_known(ask: Callable[[], _T], otherwise: _T) -> _T:
+    """Return the answer of one broker; *otherwise* if it does not have the name."""
+    try:
+        return ask()
+    except UnknownNameError:
+        return otherwise
+
+
+def _queue(span: QueueSpan) -> MessageQueue:
+    return span.queue
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else one + other
+
+
+def _merged(old: GroupInfo | None, new: GroupInfo | None) -> GroupInfo:
+    """Return the state of a group at both brokers. What its members have set is the same at both."""
+    old_progress = () if old is None else (replace(each, queue=shown_queue(each.queue)) for each in old.progress)
+    latest = new if new is not None and (new.members or old is None) else old
+    assert latest is not None
+    members = {member.client_id: member for group in (old, new) if group is not None for member in group.members}
+    subscriptions = {each for group in (old, new) if group is not None for each in group.subscriptions}
+    return replace(
+        latest,
+        members=tuple(members[client_id] for client_id in sorted(members)),
+        subscriptions=tuple(sorted(subscriptions, key=lambda each: each.topic)),
+        progress=(*old_progress, *(() if new is None else new.progress)),
+    )

@@ -1,0 +1,417 @@
+"""The mover: a service that moves pending messages from an old broker to a new one, each exactly once by its id.
+
+A message takes four steps. Between any two of them a process may be killed: the mover, the old broker or the new one.
+
+1. Reserve. The old broker appends, at once, the copy in its transit topic and the marker that ends the pending message,
+   and flushes them. Before that the message is pending there; after it, no release and no cancel reaches it there.
+2. Send. The new broker stores it, with the same message id and due time, and with the property ``__HAND_OVER``, which
+   names this very transit.
+3. Settle. The old broker appends how the transit ended, and flushes it.
+4. Commit. The old broker moves the committed offset past the settled messages. It only shortens the search after a
+   start: the record of step 3 decides.
+
+Who decides after a kill: the old broker knows whether the message is pending (before 1), in transit (1 to 3) or
+settled. For one in transit, the new broker decides: if it has a record with the id and the property, step 2 was done,
+and the mover settles; if not, the mover sends. So it is never in neither, because the copy in transit stays until step
+3; and never in both, because it is not pending after step 1, and is not sent before the new broker was asked.
+
+Three things make the answer of the new broker reliable:
+
+- A request may arrive after its sender was killed, and an index may lag. So the mover waits `MoverSettings.settle_ms`
+  after the last possible send before it believes that a message is missing.
+- A broker that is away has no answer. So all brokers to which messages were sent must answer; their names are in the
+  state, stored before the first send to each.
+- Two movers could send one message. So the mover has a lock in the old broker, with a lease, and sends only while the
+  lease is longer than a send may take. The old broker accepts steps 1 and 3 from the owner of the lock only.
+
+Not in our hands: RocketMQ with ``ASYNC_FLUSH`` may lose a message that it acknowledged if its machine fails (a killed
+process loses none), and may deliver a timer twice if it is killed between its delivery and its next checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from secrets import token_hex
+
+from mqtemplate.broker import Broker
+from mqtemplate.broker.hand_over import (
+    DelayLimits,
+    HandOverCounts,
+    HandOverPhase,
+    HandOverState,
+    MovedMessage,
+    ReserveFilter,
+    TransitEnd,
+    TransitMessage,
+)
+from mqtemplate.errors import (
+    BrokerError,
+    DestinationError,
+    MessageError,
+    MQTemplateError,
+    SendError,
+    UnsupportedError,
+)
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.hashes import java_string_hash
+from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.results import SendResult
+from mqtemplate.services import Service, ServiceRunner
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+_log = get_logger("mqtemplate.hand_over")
+
+_WINDOW = 64
+"""Messages that are sent at one time. As many may wait for the new broker if it stops."""
+_BATCH = 256
+_SEND_MS = 3_000
+_IDLE_MS = 1_000
+_FAILED_MS = (500, 1_000, 2_000, 5_000)
+_REFUSED_TOPIC_MS = 60_000
+_MARGIN_MS = 60_000
+"""The clocks of two machines differ, and a send takes time: stay this much below the longest delay."""
+_RATE_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoverSettings:
+    """Settings of the mover.
+
+    Attributes:
+        rate: Most messages in a second.
+        max_early_ms: How early a message may be delivered by a new broker without timers, which has levels only; 0 for
+            never. A message that no level suits stays in the old broker until it is due.
+        lead_ms: A message that is due sooner stays, and the old broker releases it.
+        lease_ms: Time after which another process may take over, if this one does not renew its lock.
+        settle_ms: Time after a send without an answer, or after the start, until a message that the new broker does not
+            have is sent again.
+        topics: Only messages for these topics; None for all.
+        with_retries: Retries too: for an application that is stopped.
+    """
+
+    rate: int = 1_000
+    max_early_ms: int = 0
+    lead_ms: int = 5_000
+    lease_ms: int = 15_000
+    settle_ms: int = 10_000
+    topics: frozenset[str] | None = None
+    with_retries: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOverProgress:
+    """Progress of a hand-over, as a mover sees it.
+
+    Attributes:
+        is_mover: True if this process moves the messages; another one may.
+        is_idle: True if the last step of this mover found nothing in transit, and nothing that can move now.
+        rate: Messages that this process moved in a second, over the last ten seconds.
+        error: Why this process made no progress at its last attempt; None if it did.
+    """
+
+    state: HandOverState | None
+    counts: HandOverCounts | None
+    is_mover: bool
+    is_idle: bool
+    rate: float
+    error: str | None
+
+
+class Mover:
+    """Moves the pending messages of *old* to *new*, as long as the hand-over is ``RUNNING``. A `Service`.
+
+    `start` gives it a thread; on a virtual clock a harness steps it. Any number of processes may have one for the same
+    old broker: the one with the lock works, the others wait for it.
+
+    Args:
+        old: An embedded broker, or a client of a server of this library. It is started.
+        new: The new broker. It is started.
+        owner: Name of this mover for the lock. The owner of a folder is the only one that can have a mover for it, so
+            all its processes have one name: after a kill the next one works at once.
+    """
+
+    name = "hand_over.mover"
+
+    def __init__(
+        self, old: Broker, new: Broker, settings: MoverSettings | None = None, *, owner: str | None = None
+    ) -> None:
+        self._old = old.hand_over
+        self._new = new
+        self._settings = settings or MoverSettings()
+        self._clock = old.clock
+        self._owner = owner or ("embedded" if old.is_embedded else _process_name())
+        self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
+        self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
+        self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
+        self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
+        self._limits: DelayLimits | None = None
+        self._failures = 0
+        self._error: str | None = None
+        self._next_ms = 0
+        self._is_idle = False
+        self._moved_at: deque[tuple[int, int]] = deque()
+        self._is_closing = False
+        self._wake: Callable[[], None] = lambda: None
+        self._failed_log = LimitedLog(_log, self._clock.steady_ms, burst=1)
+        metrics = old.metrics or new.metrics
+        self._moved = None if metrics is None else metrics.counter("hand_over.moved")
+        self._returned = None if metrics is None else metrics.counter("hand_over.returned")
+        self._runner = ServiceRunner(self, self._clock, "mqtemplate-hand-over", _report)
+
+    # --- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread of the mover."""
+        self._is_closing = False
+        self._runner.start()
+
+    def close(self) -> None:
+        """Stop after the message that is being sent, and release the lock. A second call has no effect."""
+        self._is_closing = True
+        self._wake()
+        self._runner.stop()
+        if self._leased_ms is not None:
+            self._leased_ms = None
+            try:
+                self._old.unlock(self._owner)
+            except MQTemplateError as exc:
+                _log.debug("hand_over.lock_kept", reason=str(exc))  # its lease ends by itself
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """See `Service`."""
+        self._wake = wake
+
+    def progress(self) -> HandOverProgress:
+        """Return the progress.
+
+        Raises:
+            BrokerError: The old broker does not answer.
+        """
+        state = self._old.state()
+        counts = None if state is None else self._old.counts()
+        now_ms = self._clock.steady_ms()
+        moved = sum(count for at_ms, count in list(self._moved_at) if now_ms - at_ms <= _RATE_MS)
+        rate = moved * 1_000 / _RATE_MS
+        return HandOverProgress(
+            state=state,
+            counts=counts,
+            is_mover=self._leased_ms is not None,
+            is_idle=self._is_idle,
+            rate=rate,
+            error=self._error,
+        )
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> int | None:
+        """Move a bounded number of messages. Return the time of the next step."""
+        now_ms = self._clock.now_ms()
+        if now_ms < self._next_ms <= now_ms + self._settings.lease_ms:
+            return self._next_ms
+        try:
+            self._next_ms = now_ms + self._move()
+        except MQTemplateError as exc:
+            self._next_ms = now_ms + self._failed(exc)
+        return self._next_ms
+
+    def _failed(self, error: MQTemplateError) -> int:
+        pause_ms = _FAILED_MS[min(self._failures, len(_FAILED_MS) - 1)]
+        self._failures += 1
+        self._failed_log.warning("hand_over.stalled", reason=str(error))
+        self._note(str(error))
+        return pause_ms
+
+    def _note(self, error: str | None) -> None:
+        if error == self._error:
+            return
+        self._error = error
+        if self._leased_ms is not None:
+            try:
+                self._old.note_error(self._owner, error)
+            except MQTemplateError as exc:
+                _log.debug("hand_over.error_not_stored", reason=str(exc))  # the old broker is away, or the lock is
+
+    def _move(self) -> int:
+        """Do one step, and return the pause before the next one."""
+        state = self._old.state()
+        if state is None or state.phase not in (HandOverPhase.RUNNING, HandOverPhase.PAUSED):
+            return _IDLE_MS
+        if not self._renew():
+            return _IDLE_MS
+        in_transit = self._old.transit(_BATCH)
+        count = len(in_transit)
+        if not in_transit and state.phase is HandOverPhase.RUNNING:
+            count = self._old.reserve(self._owner, min(_BATCH, self._settings.rate), self._filter())
+            in_transit = self._old.transit(_BATCH) if count else []
+        self._is_idle = not in_transit
+        settled = self._settle(in_transit, state)
+        if settled == len(in_transit):
+            self._failures = 0
+            self._note(None)
+        if not settled:
+            return _IDLE_MS
+        return max(1, settled * 1_000 // self._settings.rate)
+
+    def _renew(self) -> bool:
+        """Take or renew the lock. A new owner does not know what the owner before it has sent."""
+        now_ms = self._clock.steady_ms()
+        had_it = self._leased_ms is not None and now_ms - self._leased_ms < self._settings.lease_ms
+        if not self._old.lock(self._owner, self._settings.lease_ms):
+            self._leased_ms = None
+            return False
+        if not had_it:
+            counts = self._old.counts()
+            self._uncertain, self._took_over = {}, (counts.reserved, now_ms)
+            _log.info("hand_over.mover_started", owner=self._owner, in_transit=counts.in_transit)
+        self._leased_ms = now_ms
+        return True
+
+    def _filter(self) -> ReserveFilter:
+        if self._limits is None:
+            self._limits = self._new.delay_limits()
+        now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
+        self._refused = {topic: until_ms for topic, until_ms in self._refused.items() if steady_ms < until_ms}
+        limit_ms = self._limits.max_delay_ms
+        margin_ms = min(_MARGIN_MS, limit_ms // 10)
+        return ReserveFilter(
+            after_ms=now_ms + self._settings.lead_ms,
+            before_ms=now_ms + limit_ms - margin_ms,
+            without_topics=frozenset(self._refused),
+            topics=self._settings.topics,
+            with_retries=self._settings.with_retries,
+        )
+
+    # --- messages in transit -------------------------------------------------------------------
+
+    def _settle(self, in_transit: Sequence[TransitMessage], state: HandOverState) -> int:
+        """Look up what may have been sent, send the rest, and store how each transit ended. Return how many ended."""
+        count = 0
+        known = set(state.brokers)
+        for start in range(0, len(in_transit), _WINDOW):
+            if self._is_closing or (start and not self._renew()):
+                break
+            ended = list(self._ends(in_transit[start : start + _WINDOW], known))
+            if ended:
+                self._old.settle(self._owner, ended)
+            for each in ended:
+                self._uncertain.pop(each.offset, None)
+            self._count(ended)
+            count += len(ended)
+        return count
+
+    def _count(self, ended: Sequence[MovedMessage]) -> None:
+        moved = sum(each.end is TransitEnd.MOVED for each in ended)
+        now_ms = self._clock.steady_ms()
+        self._moved_at.append((now_ms, moved))
+        while now_ms - self._moved_at[0][0] > _RATE_MS:
+            self._moved_at.popleft()
+        if self._moved is not None and self._returned is not None:
+            self._moved.add(moved)
+            self._returned.add(len(ended) - moved)
+
+    def _ends(self, in_transit: Sequence[TransitMessage], known: set[str]) -> Iterator[MovedMessage]:
+        """Yield the ends of those whose transit ends now."""
+        fresh: list[TransitMessage] = []
+        for each in in_transit:
+            reserved, took_over_ms = self._took_over
+            sent_ms = self._uncertain.get(each.offset, took_over_ms if each.offset < reserved else None)
+            if sent_ms is None:
+                fresh.append(each)
+                continue
+            found = self._found(each, known)
+            if found is not None:
+                yield found
+            elif self._clock.steady_ms() - sent_ms >= self._settings.settle_ms:
+                fresh.append(each)
+        yield from self._sent(fresh, known)
+
+    def _found(self, each: TransitMessage, known: set[str]) -> MovedMessage | None:
+        """Return the end of a transit if the new broker has the message.
+
+        Raises:
+            BrokerError: A broker to which messages were sent does not answer.
+        """
+        found = self._new.find_records((TIMER_TOPIC, SCHEDULE_TOPIC, each.topic), each.msg_id)
+        for record in found.messages:
+            if record.properties.get(Property.HAND_OVER) == each.move_id:
+                return _moved(each, record.broker_name, None)
+        if missing := known - found.brokers:
+            raise BrokerError(
+                f"message {each.msg_id} may have been sent to broker {', '.join(sorted(missing))}, which is not in the "
+                "cluster now, so it is not sent again yet; start that broker"
+            )
+        return None
+
+    def _sent(self, fresh: Sequence[TransitMessage], known: set[str]) -> Iterator[MovedMessage]:
+        """Send messages, and yield the ends of those that the new broker has accepted or refused."""
+        sends: list[tuple[TransitMessage, Future[SendResult]]] = []
+        for each in fresh:
+            try:
+                queue = self._queue(each)
+            except (DestinationError, UnsupportedError) as exc:
+                yield self._refuse(each, exc)
+                continue
+            if queue.broker_name not in known:
+                known.add(queue.broker_name)
+                self._old.note_brokers(self._owner, [queue.broker_name])
+            self._uncertain[each.offset] = self._clock.steady_ms()
+            message = _delayed(each)
+            sends.append((each, self._new.sends.send_async([message], queue, _SEND_MS)))
+        failure: Exception | None = None
+        for each, future in sends:
+            try:
+                result = future.result()
+            except (MessageError, UnsupportedError) as exc:
+                yield self._refuse(each, exc)
+            except (SendError, BrokerError) as exc:
+                self._uncertain[each.offset] = self._clock.steady_ms()
+                failure = exc
+            else:
+                yield _moved(each, result.message_queue.broker_name, result.handle)
+        if failure is not None:
+            self._failures += 1
+            self._failed_log.warning("hand_over.send_failed", reason=str(failure))
+            self._note(str(failure))
+
+    def _queue(self, each: TransitMessage) -> MessageQueue:
+        """Return the queue of a message: the same number, or with a sharding key the one that producers choose."""
+        queues = self._new.queues(each.topic)
+        key = each.message.properties.get(Property.SHARDING_KEY)
+        # As `select_queue_by_hash` of the template does: so the messages of one key stay in one queue.
+        return queues[(each.queue_id if key is None else abs(java_string_hash(key))) % len(queues)]
+
+    def _refuse(self, each: TransitMessage, error: Exception) -> MovedMessage:
+        is_topic = isinstance(error, (DestinationError, UnsupportedError))
+        if is_topic:
+            self._refused[each.topic] = self._clock.steady_ms() + _REFUSED_TOPIC_MS
+        self._failed_log.warning("hand_over.refused", topic=each.topic, msg_id=each.msg_id, reason=str(error))
+        return replace(_moved(each, "", None), end=TransitEnd.RETURNED, reason=str(error), may_move_again=is_topic)
+
+
+def _moved(each: TransitMessage, broker_name: str, handle: str | None) -> MovedMessage:
+    return MovedMessage(
+        msg_id=each.msg_id,
+        topic=each.topic,
+        deliver_ms=each.deliver_ms,
+        offset=each.offset,
+        broker_name=broker_name,
+        handle=handle,
+    )
+
+
+def _delayed(each: TransitMessage) -> Message:
+    properties = each.message.properties | {Property.TIMER_DELIVER_MS: str(each.deliver_ms)}
+    return Message(each.topic, each.message.body, properties, each.message.flag)
+
+
+def _process_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
+
+
+def _report(service: Service, error: Exception, repeated: int) -> None:
+    _log.error("hand_over.failed", service=service.name, repeated=repeated, exc_info=error)

@@ -1,0 +1,364 @@
+"""Pending messages of both brokers during a hand-over: queries and changes over their union."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+from mqtemplate.broker import Broker, DelayedMessages, ReleaseCauses
+from mqtemplate.broker.hand_over import HandOverError, TransitEnd, TransitMessage
+from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
+from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
+from mqtemplate.handover.consuming import OLD_PREFIX
+from mqtemplate.message import split_keys
+from mqtemplate.pending import (
+    PendingCounts,
+    PendingMessage,
+    PendingPage,
+    PendingQuery,
+    ScheduleChange,
+    ScheduleChangeStatus,
+)
+from mqtemplate.user_code import shown
+
+_CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
+_DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
+_MOVED = ScheduleChangeStatus.MOVED
+_MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _MOVED, _UNKNOWN)
+"""Order of the statuses where nothing was changed."""
+_SENT_MS = 30_000  # a new mover needs some time to find out what the one before it has sent
+_SENT_STEP_S = 0.02
+_MOST_IN_TRANSIT = 4_096
+
+
+class HandOverDelayed(DelayedMessages):
+    """Control over the pending messages of both brokers.
+
+    A change asks the old broker first. If it has moved the message, the new one is asked. While the message is on its
+    way, in the hands of the mover, the call waits for its arrival.
+
+    Args:
+        has_mover: False: nothing was ever moved.
+    """
+
+    def __init__(self, old: Broker, new: Broker, *, has_mover: bool) -> None:
+        self._old, self._new, self._has_mover = old, new, has_mover
+
+    @property
+    def release_causes(self) -> ReleaseCauses | None:
+        return self._new.delayed.release_causes
+
+    # --- changes -------------------------------------------------------------------------------
+
+    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+        def cancel(delayed: DelayedMessages, named: _Named) -> ScheduleChange:
+            return delayed.cancel(named.handle, key=named.key, topic=named.topic)
+
+        return self._change(cancel, handle, key, topic)
+
+    def reschedule(
+        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+    ) -> ScheduleChange:
+        def reschedule(delayed: DelayedMessages, named: _Named) -> ScheduleChange:
+            return delayed.reschedule(named.handle, deliver_ms, key=named.key, topic=named.topic)
+
+        return self._change(reschedule, handle, key, topic)
+
+    def _change(self, change: _Change, handle: str | None, key: str | None, topic: str | None) -> ScheduleChange:
+        key = check_selection(handle, key)
+        if key is not None:
+            return self._change_by_key(change, _Named(key=key, topic=topic))
+        assert handle is not None
+        return _total([self._change_by_handle(change, part) for part in handle.split(",")])
+
+    def _change_by_handle(self, change: _Change, handle: str) -> ScheduleChange:
+        """Change one message. Only a broker that has a message of its name changes it, so asking both is safe."""
+        named = decode_handle(handle)
+        if named.broker_name == self._new.name != self._old.name:
+            return self._of_new(change, _Named(handle))
+        of_old, refusal = self._of_old(change, _Named(handle))
+        if of_old.status is _MOVED:
+            return self._of_moved(change, handle, named)
+        if refusal is None and of_old.status is not _UNKNOWN:
+            return of_old
+        return _checked([self._of_new(change, _Named(handle))], refusal)
+
+    def _of_moved(self, change: _Change, handle: str, named: RecallHandle) -> ScheduleChange:
+        """Change a message that is in transit, or was moved."""
+        part = self._old.hand_over
+        self._wait_until_sent(named.msg_id, named.topic)
+        moved = part.moved(named.msg_id, named.topic)
+        if moved is None or moved.outcome is TransitEnd.RETURNED:  # the new broker has refused it
+            return self._of_old(change, _Named(handle))[0]
+        by_id = _Named(key=named.msg_id, topic=named.topic)
+        return self._of_new(change, by_id if moved.handle is None else _Named(moved.handle))
+
+    def _change_by_key(self, change: _Change, named: _Named) -> ScheduleChange:
+        assert named.key is not None
+        of_old, refusal = self._of_old(change, named)
+        query = PendingQuery(key=named.key, topic=named.topic)
+        for each in self._in_transit(query) if refusal is None else ():
+            self._wait_until_sent(each.msg_id, each.topic)
+        try:
+            of_new = [self._of_new(change, named)]
+        except UnsupportedError:
+            if not of_old.count:
+                raise
+            of_new = []
+        return _checked([of_old, *of_new], refusal)
+
+    def _wait_until_sent(self, msg_id: str, topic: str) -> None:
+        """Wait until a message is not in transit any more.
+
+        Raises:
+            HandOverError: It still is; a mover that has just stopped, or the new broker, does not answer.
+        """
+        part, clock = self._old.hand_over, self._old.clock
+        until_ms = clock.steady_ms() + _SENT_MS
+        while part.is_reserved(msg_id, topic):
+            if clock.steady_ms() >= until_ms:
+                raise HandOverError(
+                    f"message {msg_id} for topic {topic!r} is on its way from broker {self._old.name!r} to "
+                    f"{self._new.name!r}, and has not arrived within {_SENT_MS // 1_000} s; it cannot be changed now. "
+                    "Nothing is lost: try again when the new broker answers (mqtemplate hand-over status has the "
+                    "reason)"
+                )
+            clock.sleep(_SENT_STEP_S)
+
+    def _of_old(self, change: _Change, named: _Named) -> tuple[ScheduleChange, BrokerError | None]:
+        """Return the result at the old broker, and the error if it cannot be reached: then the new one is asked."""
+        try:
+            return _of(OLD_PREFIX + self._old.name, change(self._old.delayed, named)), None
+        except BrokerError as exc:
+            return ScheduleChange(_UNKNOWN), exc
+
+    def _of_new(self, change: _Change, named: _Named) -> ScheduleChange:
+        return _of(self._new.name, change(self._new.delayed, named))
+
+    # --- queries -------------------------------------------------------------------------------
+
+    def pending(
+        self,
+        query: PendingQuery,
+        max_count: int = 100,
+        cursor: str | None = None,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingPage:
+        if max_count < 1:
+            raise MessageError(f"max_count must be 1 or more, got {max_count}")
+        at = _Cursor() if cursor is None else _Cursor.parse(cursor)
+        sides = [
+            _Side(self._old, OLD_PREFIX + self._old.name, at.old, query, max_count, on_compared),
+            _Side(self._new, self._new.name, at.new, query, max_count, on_compared),
+        ]
+        known = {message.msg_id for message in sides[1].messages}  # one may be stored there, and in transit still
+        in_transit = [
+            each for each in self._in_transit(query) if _position(each) > at.transit and each.msg_id not in known
+        ]
+        found = [*(message for side in sides for message in side.messages), *in_transit]
+        taken = {id(message) for message in sorted(found, key=_due)[:max_count]}
+        page = [message for side in sides for message in side.take(taken)]
+        sent = [each for each in in_transit if id(each) in taken]
+        transit = max(map(_position, sent), default=at.transit)
+        rest = _Cursor(sides[0].cursor, sides[1].cursor, transit, has_transit=len(sent) < len(in_transit))
+        return PendingPage(tuple(sorted([*page, *sent], key=_due)), rest.text)
+
+    def _in_transit(self, query: PendingQuery) -> list[PendingMessage]:
+        """Return the messages that match and are in transit: the old broker does not list them any more."""
+        if not self._has_mover:
+            return []
+        return [self._shown(each) for each in self._old.hand_over.transit(_MOST_IN_TRANSIT) if _matches(each, query)]
+
+    def _shown(self, transit: TransitMessage) -> PendingMessage:
+        message = transit.message
+        handle = RecallHandle(transit.topic, self._old.name, transit.deliver_ms, transit.msg_id)
+        return PendingMessage(
+            topic=transit.topic,
+            msg_id=transit.msg_id,
+            tags=message.tags,
+            keys=message.keys,
+            deliver_ms=transit.deliver_ms,
+            delay_level=transit.delay_level,
+            body_size=len(message.body),
+            handle=encode_handle(handle),
+            broker=OLD_PREFIX + self._old.name,
+        )
+
+    def count_pending(
+        self,
+        query: PendingQuery,
+        bucket_ms: int = 60_000,
+        *,
+        on_compared: Callable[[int], None] | None = None,
+    ) -> PendingCounts:
+        buckets: Counter[int] = Counter()
+        for broker in (self._old, self._new):
+            buckets.update(broker.delayed.count_pending(query, bucket_ms, on_compared=on_compared).buckets)
+        buckets.update(each.deliver_ms // bucket_ms * bucket_ms for each in self._in_transit(query))
+        return PendingCounts(buckets.total(), dict(sorted(buckets.items())))
+
+    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
+        raise UnsupportedError(
+            "positions of pending messages are in the files of one broker, and during a hand-over there are two; read "
+            "one of them by its own address, or wait until the hand-over has ended"
+        )
+
+
+def _matches(transit: TransitMessage, query: PendingQuery) -> bool:
+    """Return True if a message in transit matches a query."""
+    message = transit.message
+    name, value = query.with_property or ("", "")
+    return (
+        query.topic in (None, transit.topic)
+        and query.tag in (None, message.tags)
+        and (query.key is None or query.key == transit.msg_id or query.key in split_keys(message.keys))
+        and (not name or message.properties.get(name) == value)
+        and (query.before_ms is None or transit.deliver_ms < query.before_ms)
+        and (query.after_ms is None or transit.deliver_ms >= query.after_ms)
+    )
+
+
+# --- results of changes ---------------------------------------------------------------------------
+
+
+class _Named(NamedTuple):
+    """Pending messages: by a handle, or by a key."""
+
+    handle: str | None = None
+    key: str | None = None
+    topic: str | None = None
+
+
+_Change: TypeAlias = Callable[[DelayedMessages, _Named], ScheduleChange]
+
+
+def _of(broker_name: str, change: ScheduleChange) -> ScheduleChange:
+    """Return a result with the broker that had the message."""
+    return change if change.status is _UNKNOWN else replace(change, broker=broker_name)
+
+
+def _total(changes: Sequence[ScheduleChange]) -> ScheduleChange:
+    """Return one result for several changes. If one of them changed a message, its status counts."""
+    done = [change for change in changes if change.count]
+    statuses = {change.status for change in done or changes}
+    status = next((status for status in _MOST_INFORMATIVE if status in statuses), _UNKNOWN)
+    names = dict.fromkeys(change.broker for change in done or changes if change.broker and change.status is status)
+    handles = tuple(handle for change in done for handle in change.handles)
+    return ScheduleChange(status, sum(change.count for change in done), handles, ", ".join(names) or None)
+
+
+def _checked(changes: Sequence[ScheduleChange], refusal: BrokerError | None) -> ScheduleChange:
+    """Return one result. If the old broker may have the message and cannot be reached, raise its error."""
+    total = _total(changes)
+    if refusal is not None and not total.count:
+        raise refusal
+    return total
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+_END = ""
+"""Cursor of a broker that has no further messages."""
+
+
+def _due(message: PendingMessage) -> int:
+    return message.deliver_ms
+
+
+def _position(message: PendingMessage) -> tuple[int, str]:
+    """Return the position of a message among those in transit."""
+    return message.deliver_ms, message.msg_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Cursor:
+    """Cursor over both brokers.
+
+    Attributes:
+        old: Cursor of the old broker; None at its start, `_END` at its end.
+        new: Cursor of the new broker.
+        transit: Position of the last message in transit that was returned.
+        has_transit: There are further ones.
+    """
+
+    old: str | None = None
+    new: str | None = None
+    transit: tuple[int, str] = (-1, "")
+    has_transit: bool = False
+
+    @property
+    def text(self) -> str | None:
+        """The cursor for the next page; None after the last one."""
+        if self.old == self.new == _END and not self.has_transit:
+            return None
+        values = json.dumps([self.old, self.new, *self.transit]).encode()
+        return base64.urlsafe_b64encode(values).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> _Cursor:
+        """Return the cursor of the page before.
+
+        Raises:
+            MessageError: The text is not a cursor.
+        """
+        try:
+            old, new, due_ms, msg_id = json.loads(base64.urlsafe_b64decode(text.encode()))
+            cursors_are_text = all(each is None or isinstance(each, str) for each in (old, new))
+            if not (cursors_are_text and isinstance(due_ms, int) and isinstance(msg_id, str)):
+                raise ValueError("its values have other types")
+        except (ValueError, TypeError) as exc:
+            raise MessageError(
+                f"{shown(text)} is not a cursor of a page ({exc}); pass the cursor of the page before, or None"
+            ) from exc
+        return cls(old, new, (due_ms, msg_id))
+
+
+class _Side:
+    """The next messages of one broker, for one page.
+
+    Attributes:
+        messages: At most as many as the page has.
+        cursor: Cursor after the messages that were taken.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        cursor: str | None,
+        query: PendingQuery,
+        max_count: int,
+        on_compared: Callable[[int], None] | None,
+    ) -> None:
+        self._name = name
+        self.cursor = cursor
+        self._list = partial(broker.delayed.pending, query, on_compared=on_compared)
+        self._page = PendingPage((), None) if cursor == _END else self._list(max_count, cursor)
+        self.messages = self._named(self._page)
+
+    def _named(self, page: PendingPage) -> list[PendingMessage]:
+        return [replace(message, broker=self._name) for message in page.messages]
+
+    def take(self, taken: set[int]) -> list[PendingMessage]:
+        """Return the messages that the page takes, and move the cursor after them.
+
+        A cursor is known for the end of a page only. So if the page takes a part, that part is listed again.
+
+        Args:
+            taken: Identities of the messages that the page takes of both brokers.
+        """
+        count = sum(id(message) in taken for message in self.messages)
+        messages, page = self.messages, self._page
+        if count < len(messages):
+            if count == 0:
+                return []
+            page = self._list(count, self.cursor)
+            messages = self._named(page)
+        self.cursor = _END if page.cursor is None else page.cursor
+        return messages

@@ -1,0 +1,75 @@
+"""Contract of the broker of a hand-over: nothing of the ordinary behaviour is lost while two brokers are one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.broker import Broker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import Clock, SystemClock, VirtualClock
+from mqtemplate.handover import HandOverBroker
+from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest, GroupContract, PopContract, ReceiveContract
+
+SMALL = EmbeddedSettings(
+    mapped_file_size_commit_log=8 * 1024 * 1024,
+    mapped_file_size_consume_queue=20_000,
+    max_message_size=1024 * 1024,
+)
+WITH_EARLY_CHECKS = replace(SMALL, transaction_timeout_ms=300, transaction_check_interval_ms=300)
+
+
+def both(clock: Clock, settings: EmbeddedSettings = SMALL, folder: Path | None = None) -> HandOverBroker:
+    """Return the broker of a hand-over between two embedded brokers of one name."""
+    old, new = (None, None) if folder is None else (folder / "old", folder / "new")
+    return HandOverBroker(EmbeddedBroker(old, settings, clock), EmbeddedBroker(new, settings, clock))
+
+
+class TestInMemory(BrokerContract):
+    @pytest.fixture
+    def under_test(self) -> Iterator[BrokerUnderTest]:
+        with both(VirtualClock()) as broker:
+            yield BrokerUnderTest.on_virtual_clock(broker, max_message_bytes=SMALL.max_message_size)
+
+
+class TestOnDisk(BrokerContract):
+    """Both brokers are restarted."""
+
+    @pytest.fixture
+    def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
+        clock = VirtualClock()
+
+        def restart() -> Broker:
+            under_test.broker.close()
+            again = both(clock, SMALL, tmp_path)
+            again.start()
+            return again
+
+        broker = both(clock, SMALL, tmp_path)
+        broker.start()
+        under_test = BrokerUnderTest.on_virtual_clock(broker, restart=restart, max_message_bytes=SMALL.max_message_size)
+        yield under_test
+        under_test.broker.close()
+
+
+class _OnRealTime:
+    """With threads, one of which waits for the old broker."""
+
+    @pytest.fixture
+    def under_test(self) -> Iterator[BrokerUnderTest]:
+        with both(SystemClock(), WITH_EARLY_CHECKS) as broker:
+            yield BrokerUnderTest.on_real_clock(
+                broker, max_message_bytes=SMALL.max_message_size, checks_within_ms=5_000
+            )
+
+
+class TestGroupsOnRealTime(_OnRealTime, GroupContract): ...
+
+
+class TestPopOnRealTime(_OnRealTime, PopContract): ...
+
+
+class TestReceivingOnRealTime(_OnRealTime, ReceiveContract): ...
