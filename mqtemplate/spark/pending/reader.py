@@ -110,7 +110,7 @@ def pending_batch(block: RecordBlock, due_ms: npt.NDArray[np.int64], topic: str 
         "deliverTime": timestamp_column(pa.array(due_ms)),
         "delayLevel": _levels(records, block),
         "msgId": properties.value(Property.UNIQ_KEY),
-        "bodySize": pc.binary_length(records.cells(1)),
+        "bodySize": pc.binary_length(records.cells(Records.BODY)),
         "rollCount": _numbers(properties.value(Property.TIMER_ROLL_TIMES)),
         "handle": _handles(records, block, due_ms, topics),
         **{name: copied.column(name) for name in _COPIED.names},
@@ -124,7 +124,7 @@ def _levels(records: Records, block: RecordBlock) -> pa.Array:
     """Return the delay level of each message: the queue of the schedule topic says it; 0 for a timer."""
     name = SCHEDULE_TOPIC.encode()
     cell = bytes((len(name),)) + name  # the topic after its length, as the cells have it
-    is_level = pc.starts_with(records.cells(2), cell).to_numpy(zero_copy_only=False)
+    is_level = pc.starts_with(records.cells(Records.TOPIC), cell).to_numpy(zero_copy_only=False)
     queues = records.numbers(">i4", block.at + QUEUE_ID_AT)
     return pa.array(np.where(is_level, queues + 1, 0), pa.int32())
 

@@ -21,7 +21,7 @@ OPTION_NAMES = (
     *("startingOffsetsByTimestamp", "endingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeProperties", "maxDecompressedSize"),
-    *("retryTimeout", "columns"),
+    *("checkCrcs", "retryTimeout", "columns"),
 )
 """Names for ``.option(...)``; case does not matter."""
 
@@ -102,6 +102,7 @@ class SourceOptions:
         fail_on_data_loss: Fail if messages that should be read are gone; False: warn, and continue after them.
         include_properties: Build the columns ``properties`` and ``msgId``, which take most time.
         max_body_bytes: Largest body that is decompressed; a larger one stays compressed in the column ``body``.
+        check_crcs: Compare the checksums of each record; False returns bytes that have changed on the disk.
         retry_ms: Time for the attempts of one request to a name server or broker that does not answer.
     """
 
@@ -121,6 +122,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     include_properties: bool
     max_body_bytes: int
+    check_crcs: bool
     retry_ms: int
 
     @classmethod
@@ -151,6 +153,7 @@ class SourceOptions:
             fail_on_data_loss=values.flag(given, "failOnDataLoss") is not False,
             include_properties=values.flag(given, "includeProperties") is not False,
             max_body_bytes=values.whole_number(given, "maxDecompressedSize") or MAX_BODY_BYTES,
+            check_crcs=values.flag(given, "checkCrcs") is not False,
             retry_ms=values.duration(given, "retryTimeout", "60s"),
         )
 

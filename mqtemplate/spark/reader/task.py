@@ -147,6 +147,8 @@ class TaskReader:
     def batches(self, share: Share) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a task.
 
+        Without ``checkCrcs`` a damaged record may come as it is, unless its length or its position does not match.
+
         Raises:
             SparkError: This machine has another store or none, or messages were deleted during the read.
             CorruptRecordError: A record is damaged.
@@ -160,8 +162,13 @@ class TaskReader:
             blocks.check_identity(share.ranges[0], share.identity)
         for found in share.ranges:
             try:
-                found_blocks = blocks.blocks(found, codes)
-                yield from self._selected(record_batches(found_blocks, self._needed(), options.max_body_bytes))
+                batches = record_batches(
+                    blocks.blocks(found, codes),
+                    self._needed(),
+                    options.max_body_bytes,
+                    check_crcs=options.check_crcs,
+                )
+                yield from self._selected(batches)
             except OffsetOutOfRangeError as exc:
                 raise SparkError(f"messages were deleted during the read: {exc}; run it again") from exc
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
-from itertools import pairwise
+from functools import cache, cached_property
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,11 @@ from mqtemplate.spark.records.blocks import RecordBlock
 _TO_ZERO = np.uint32(0x6DD9_0A9D)
 """``crc32(x + w)`` is 0 if the four bytes *w*, the lowest first, are ``crc32(x) ^ _TO_ZERO``, and for no other *w*."""
 
+_SUM_SIZE = 4
+_POLYNOMIAL = 0xEDB8_8320
+LARGEST_IN_RUN = 2_048
+"""Largest body whose `top_bits` are computed: above it, a sum of its own takes less time."""
+
 
 def crcs(cells: pa.Array) -> npt.NDArray[np.uint32]:
     """Return the CRC-32 of each cell of a binary array."""
@@ -35,17 +40,63 @@ def crcs(cells: pa.Array) -> npt.NDArray[np.uint32]:
     return np.array([crc32(view[start:end]) for start, end in pairwise(offsets.tolist())], np.uint32)
 
 
-def rows_match(parts: Sequence[pa.Array], stated: npt.NDArray[Any]) -> bool:
-    """Return True if in each row the adjacent cells of *parts* have the stated CRC-32: one sum over all rows.
+def top_bits(cells: pa.Array) -> npt.NDArray[np.uint32]:
+    """Return the highest bit of the CRC-32 of each cell of at most `LARGEST_IN_RUN` bytes, as its lowest bit.
 
-    After each row there are four bytes that take the sum to 0, if it is the stated one. So the next row begins as if it
-    were the first, and the last sum is 0 too. A wrong row leaves another sum, and no later byte can make 0 of it again.
-    Several wrong rows cancel each other in one of 2**32 cases, as any error may go undetected.
+    RocketMQ does not store this bit. It is the parity of some bits of the cell, which depend on their distance from the
+    end only, and of a bit that depends on the length only.
     """
-    words = stated.astype("<u4") ^ _TO_ZERO
-    bounds = np.arange(0, 4 * len(words) + 1, 4, dtype=np.int32)
-    ends = pa.Array.from_buffers(pa.binary(), len(words), [None, pa.py_buffer(bounds), pa.py_buffer(words)])
-    _, data = cell_parts(pc.binary_join_element_wise(*parts, ends, b""))
+    offsets, data = cell_parts(cells)
+    lengths = np.diff(offsets)
+    from_end, of_length = _parity_bits()
+    known, rows = np.unique(lengths, return_inverse=True)
+    if len(known) == 1 and known[0]:
+        found = np.bitwise_xor.reduce(data.reshape(len(lengths), -1) & from_end[-known[0] :], axis=1)
+    else:
+        masks = pa.array([from_end[len(from_end) - length :].tobytes() for length in known.tolist()], pa.binary())
+        _, mask = cell_parts(masks.take(pa.array(rows)))
+        # An empty cell would get the bits of the next one.
+        found, filled = np.zeros(len(lengths), np.uint8), lengths > 0
+        found[filled] = np.bitwise_xor.reduceat(mask & data, offsets[:-1][filled]) if len(data) else 0
+    for shift in (4, 2, 1):
+        found = found ^ (found >> shift)
+    bits: npt.NDArray[np.uint32] = ((found & 1) ^ of_length[lengths]).astype(np.uint32)
+    return bits
+
+
+@cache
+def _parity_bits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    """Return the bits of a cell that count, up to the last byte of one with the largest size, and those of lengths."""
+    bits, state = np.empty(8 * LARGEST_IN_RUN, np.uint8), _POLYNOMIAL
+    for distance in range(len(bits)):
+        bits[distance] = state >> 31
+        state = (state >> 1) ^ (_POLYNOMIAL if state & 1 else 0)
+    of_length = accumulate(repeat(b"\0", LARGEST_IN_RUN), lambda crc, byte: crc32(byte, crc), initial=0)
+    return np.packbits(bits)[::-1].copy(), np.array([crc >> 31 for crc in of_length], np.uint8)
+
+
+def run_matches(cells: pa.Array, order: Sequence[int], sums: Sequence[npt.NDArray[np.uint32]]) -> bool:
+    """Return True if parts of each row have the stated CRC-32s: one sum over all rows.
+
+    After each part there are four bytes that take the sum to 0, if it is the stated one. So the next part begins as if
+    it were the first, and the last sum is 0 too. A wrong part leaves another sum, and no later byte can make 0 of it
+    again. Several wrong parts cancel each other in one of 2**32 cases, as any error may go undetected.
+
+    Args:
+        cells: The cells of all rows; the first one of a row has four bytes.
+        order: Numbers of the cells of a row. The first cell stands for a sum, except at the start.
+        sums: The stated sums: for each place of one in *order*, those of all rows.
+    """
+    count = len(sums[0])
+    width, places = len(cells) // count, [at for at, number in enumerate(order) if at and not number]
+    rows = np.arange(0, width * count, width)
+    taken = cells.take(pa.array((rows[:, None] + np.array(order)).reshape(-1)))
+    offsets, data = cell_parts(taken)
+    words: npt.NDArray[np.uint32] = np.ndarray(
+        (len(data) - _SUM_SIZE + 1,), "<u4", buffer=taken.buffers()[2], strides=(1,)
+    )
+    for place, stated in zip(places, sums, strict=True):
+        words[offsets[place :: len(order)][:count]] = stated ^ _TO_ZERO  # no other array uses this memory
     return crc32(data) == 0
 
 
@@ -74,11 +125,17 @@ ARROW_SCHEMA = pa.schema(
 
 _FIRST_MS, _LAST_MS = -62_135_510_400_000, 253_402_214_400_000  # the years 1 to 9999, less a day for time zones
 _U8 = np.uint64
+_AROUND_BODY = (1, 3, 4)
+"""Numbers of the cells that a check covers, after the first one."""
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
 def record_batches(
-    blocks: Iterable[RecordBlock], schema: pa.Schema, max_body_bytes: int = MAX_BODY_BYTES
+    blocks: Iterable[RecordBlock],
+    schema: pa.Schema,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    *,
+    check_crcs: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of each block as one batch.
 
@@ -87,12 +144,13 @@ def record_batches(
 
     Args:
         max_body_bytes: Largest body that is decompressed. A larger one stays compressed, and is logged.
+        check_crcs: False leaves out the CRC and the check: bytes that have changed inside of a record are returned.
 
     Raises:
         CorruptRecordError: A record is damaged; the text names the file and the physical offset.
     """
     for block in blocks:
-        yield Records(block, max_body_bytes).batch(schema)
+        yield Records(block, max_body_bytes, check_crcs=check_crcs).batch(schema)
 
 
 class Records:
@@ -102,7 +160,11 @@ class Records:
         CorruptRecordError: A record is damaged.
     """
 
-    def __init__(self, block: RecordBlock, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    # A record has six cells: its size, the other fields of its header, body, topic and lengths, properties, and the
+    # check with the bytes up to the next record.
+    BODY, TOPIC, PROPERTIES, _CELLS = 2, 3, 4, 6
+
+    def __init__(self, block: RecordBlock, max_body_bytes: int = MAX_BODY_BYTES, *, check_crcs: bool = True) -> None:
         self._block = block
         self._max_body_bytes = max_body_bytes
         self._data, self._at, self._sizes = block.data, block.at, block.sizes
@@ -113,29 +175,50 @@ class Records:
         )
         self._fields = fields = RecordColumns(self._data, self._at, self._sizes, block.physical_offsets, self._require)
         self._has_check, self._properties_end = fields.has_check, fields.properties_end
-        # Five cells a record: header, body, topic and lengths, properties, and check up to the next record.
-        self._all_cells = adjacent_cells(
-            self._data, self._at, fields.body_at, fields.body_end, fields.properties_at, fields.properties_end
-        )
-        self._check_sums()
+        starts = (self._at, self._at + _SUM_SIZE, fields.body_at, fields.body_end, fields.properties_at)
+        self._all_cells = adjacent_cells(self._data, *starts, fields.properties_end)
+        if check_crcs:
+            self._check_crcs()
 
-    def _check_sums(self) -> None:
-        """Compare the CRC of each body, and of the other bytes where a check states it. This takes most of the time."""
-        bodies = crcs(self.cells(1)) & 0x7FFF_FFFF  # one bit is not stored, so `rows_match` cannot compare them
+    def _check_crcs(self) -> None:
+        """Compare the CRC of each body, and of the other bytes where a check states it.
+
+        Small bodies and checks are compared by one sum over all rows, and one by one only if it is another one.
+        """
+        order, sums = list[int](), list[npt.NDArray[np.uint32]]()
+        has_small_bodies = bool((self._fields.body_end - self._fields.body_at).max() <= LARGEST_IN_RUN)
+        if has_small_bodies:
+            highest = top_bits(self.cells(self.BODY)) << np.uint32(31)
+            order, sums = [self.BODY, 0], [self._fields.heads["body_crc"].astype(np.uint32) | highest]
+        else:
+            self._check_each_body()
+        stated, is_exact = self._stated_checks()
+        has_checks = bool(is_exact.all())
+        if has_checks:
+            order, sums = [0, *_AROUND_BODY, 0, *order], [stated, *sums]
+        if sums and not run_matches(self._all_cells, order, sums):
+            self._check_each_body()
+            has_checks = False
+        if not has_checks and self._has_check.any():
+            rest = crcs(pc.binary_join_element_wise(*map(self.cells, (0, *_AROUND_BODY)), b""))
+            for row in np.flatnonzero(self._has_check & ~(is_exact & (stated == rest))).tolist():
+                self._parse_alone(row)
+
+    def _check_each_body(self) -> None:
+        bodies = crcs(self.cells(self.BODY)) & 0x7FFF_FFFF
         self._require(bodies == self._fields.heads["body_crc"], "its body does not match its CRC-32")
+
+    def _stated_checks(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
+        """Return the sum in the check of each record, and True where there is a check for its offset.
+
+        Other characters than digits may give a number, too: so the check is compared as bytes.
+        """
         if not self._has_check.any():
-            return
-        parts = [self.cells(number) for number in (0, 2, 3)]
+            return np.zeros(len(self._at), np.uint32), self._has_check
         stated = self._hex8(self._properties_end + layout.CHECK_CRC_AT)
-        # Other characters than digits may give a number, too: so the check is compared as bytes.
         written = gather(self._data, f"V{layout.CHECK_SIZE}", self._properties_end)
         expected = checks(stated.astype(np.int64), self._block.physical_offsets).view(written.dtype)[:, 0]
-        is_exact = written == expected
-        if self._has_check.all() and is_exact.all() and rows_match(parts, stated):
-            return
-        rest = crcs(pc.binary_join_element_wise(*parts, b""))
-        for row in np.flatnonzero(self._has_check & ~(is_exact & (stated == rest))).tolist():
-            self._parse_alone(row)
+        return stated.astype(np.uint32), self._has_check & (written == expected)
 
     def _parse_alone(self, row: int) -> None:
         """Check one record with `parse_record`: the bytes of a check may also be a property that was copied."""
@@ -182,17 +265,18 @@ class Records:
     @cached_property
     def properties(self) -> PropertyColumns:
         """The properties of the messages."""
-        return PropertyColumns(self.cells(3))
+        return PropertyColumns(self.cells(self.PROPERTIES))
 
     def cells(self, number: int) -> pa.Array:
-        """Return the cell with this number of each record: 0 header, 1 body, 2 topic and lengths, 3 properties."""
+        """Return the cell with this number of each record, such as `Records.BODY`."""
         cells = self._taken.get(number)
         if cells is None:
-            cells = self._taken[number] = self._all_cells.take(pa.array(np.arange(number, 5 * len(self._at), 5)))
+            of_rows = np.arange(number, self._CELLS * len(self._at), self._CELLS)
+            cells = self._taken[number] = self._all_cells.take(pa.array(of_rows))
         return cells
 
     def _bodies(self) -> pa.Array:
-        bodies = self.cells(1)
+        bodies = self.cells(self.BODY)
         compressed = np.flatnonzero(self._fields.sys_flags & SysFlag.COMPRESSED)
         if not len(compressed):
             return bodies

@@ -38,6 +38,7 @@ from mqtemplate.record.properties import encode_properties
 from mqtemplate.spark.location.folder import QueueSlice, StoreFolder, local_blocks
 from mqtemplate.spark.records.record_batches import (
     ARROW_SCHEMA,
+    LARGEST_IN_RUN,
     number_column,
     record_batches,
     timestamp_column,
@@ -46,12 +47,15 @@ from mqtemplate.spark.records.record_batches import (
 pa = pytest.importorskip("pyarrow")
 
 
-def read_all(store: Path, topic: str = "orders", queue_id: int = 0, schema: Any = ARROW_SCHEMA) -> list[dict[str, Any]]:
+def read_all(
+    store: Path, topic: str = "orders", queue_id: int = 0, schema: Any = ARROW_SCHEMA, *, check_crcs: bool = True
+) -> list[dict[str, Any]]:
     folder = StoreFolder(store)
     start, end = folder.min_offset(topic, queue_id), folder.max_offset(topic, queue_id)
     units = folder.units(topic, queue_id, start, end)
     queue = QueueSlice(MessageQueue(topic, "broker-a", queue_id), np.arange(start, end), units)
-    return [row for batch in record_batches(local_blocks(folder, queue), schema) for row in batch.to_pylist()]
+    batches = record_batches(local_blocks(folder, queue), schema, check_crcs=check_crcs)
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def expected_rows(store: Path, topic: str = "orders", queue_id: int = 0) -> list[dict[str, Any]]:
@@ -257,6 +261,37 @@ def test_each_flipped_bit_of_a_record_is_detected(broker: EmbeddedBroker) -> Non
         flip(log, at)
 
     assert len(read_all(broker.path)) == 2
+
+
+@pytest.mark.parametrize("size", [20, LARGEST_IN_RUN, LARGEST_IN_RUN + 1])
+def test_damage_is_found_beside_bodies_of_any_size(broker: EmbeddedBroker, size: int) -> None:
+    """One sum covers the records of a block if all bodies are small, and else the rest of the records only."""
+    records = [broker.store.put(draft(body, TAGS="pay")) for body in (b"", bytes(size), b"x")]
+    log = StoreFolder(broker.path).log_segments()[0].path
+    assert [len(row["body"]) for row in read_all(broker.path)] == [0, size, 1]
+
+    for record, at, reason in (
+        (records[2], 88, "its body does"),
+        (records[0], 20, "it does"),
+        (records[2], 20, "it does"),
+    ):
+        flip(log, record.physical_offset + at)
+        with pytest.raises(CorruptRecordError, match=f"offset {record.physical_offset}: {reason} not match its CRC-32"):
+            read_all(broker.path)
+        flip(log, record.physical_offset + at)
+
+
+def test_without_check_crcs_changed_bytes_are_returned(broker: EmbeddedBroker) -> None:
+    """A record whose length or position does not match is an error all the same."""
+    record = broker.store.put(draft(b"body", TAGS="pay"))
+    log = StoreFolder(broker.path).log_segments()[0].path
+    flip(log, record.physical_offset + 88, 0x01)
+
+    assert [row["body"] for row in read_all(broker.path, check_crcs=False)] == [b"cody"]
+
+    flip(log, record.physical_offset + 84)
+    with pytest.raises(CorruptRecordError, match="the lengths inside it do not add up"):
+        read_all(broker.path, check_crcs=False)
 
 
 def test_a_character_that_is_not_a_hex_digit_is_detected_in_a_check(broker: EmbeddedBroker) -> None:
