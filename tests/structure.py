@@ -12,7 +12,7 @@ import io
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -58,14 +58,22 @@ class Structure:
     def __init__(self, root: Path, *, examples: bool = False) -> None:
         self.root = root
         self.modules = _modules(root, examples=examples)
-        self.imports = [
-            found for name in self.modules for found in self._imports(name) if found.imported in self.modules
-        ]
-        self.graph: dict[str, set[str]] = {name: set() for name in self.modules}
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return [found for name in self.modules for found in self._imports(name) if found.imported in self.modules]
+
+    @cached_property
+    def graph(self) -> dict[str, set[str]]:
+        graph: dict[str, set[str]] = {name: set() for name in self.modules}
         for found in self.imports:
             if found.imported != found.importer:
-                self.graph[found.importer].add(found.imported)
-        self.importers = Counter(imported for name in self.graph for imported in self.graph[name])
+                graph[found.importer].add(found.imported)
+        return graph
+
+    @cached_property
+    def importers(self) -> Counter[str]:
+        return Counter(imported for imported_names in self.graph.values() for imported in imported_names)
 
     def is_package(self, name: str) -> bool:
         """Return True for a package, False for a module."""

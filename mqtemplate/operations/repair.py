@@ -23,6 +23,7 @@ from mqtemplate.processes import absolute_path
 from mqtemplate.store.files.disk import HAS_FOLDER_DESCRIPTORS, disk_errors, link_error
 from mqtemplate.store.files.folder_lock import LOCK_FILE
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles, check_store
+from mqtemplate.store.files.mapped_files import only_zeros
 from mqtemplate.store.tables import read_table
 
 _DERIVED_FOLDERS = ("consumequeue", "index", "timerlog")
@@ -174,10 +175,10 @@ def _copy_file(name: str, source: int, target: int, on_progress: Callable[[int],
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, f"{name} is not a regular file any more")
         while data := reading.read(_CHUNK):
-            if data.strip(b"\0"):
-                writing.write(data)
-            else:
+            if only_zeros(data):
                 writing.seek(len(data), os.SEEK_CUR)
+            else:
+                writing.write(data)
             on_progress(len(data))
         writing.truncate(found.st_size)
         writing.flush()

@@ -22,6 +22,7 @@ from mqtemplate.operations import repair as repair_module
 from mqtemplate.operations.doctor import examine
 from mqtemplate.operations.repair import repair
 from mqtemplate.results import TransactionState
+from mqtemplate.store.files.mapped_files import only_zeros
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 SETTINGS = EmbeddedSettings(mapped_file_size_commit_log=1 << 20)
@@ -59,11 +60,11 @@ def copied(folder: Path, target: Path) -> Path:
 def _copy_sparse(source: str, target: str) -> None:
     """Copy a file; 38 MB of zeros in a timer wheel take no time."""
     with Path(source).open("rb") as reading, Path(target).open("wb") as writing:
-        while data := reading.read(1 << 16):
-            if data.count(0) < len(data):
-                writing.write(data)
-            else:
+        while data := reading.read(1 << 20):
+            if only_zeros(data):
                 writing.seek(len(data), os.SEEK_CUR)
+            else:
+                writing.write(data)
         writing.truncate()
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.delay.pending_rows import NEVER_MS
-from mqtemplate.store.files.mapped_files import MappedFile
+from mqtemplate.store.files.mapped_files import MappedFile, only_zeros
 
 
 class Slot(NamedTuple):
@@ -117,7 +117,7 @@ class TimerWheel:
     def _load(self, from_tick: int) -> None:
         for first in range(0, len(self._sums), _LOADED_PAGES):
             piece = self._file.read(first * _PAGE_SIZE, _LOADED_PAGES * _PAGE_SIZE)
-            if not piece.strip(b"\0"):
+            if only_zeros(piece):
                 continue  # a sum of zeros is 0
             piece += bytes(-len(piece) % _PAGE_SIZE)
             self._sums[first : first + len(piece) // _PAGE_SIZE] = _page_sums(piece)

@@ -21,6 +21,7 @@ import numpy as np
 
 from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.processes import OPEN_FLAGS, descriptor_limit, raise_descriptor_limit
+from mqtemplate.store.files.mapped_files import only_zeros
 
 _CHUNK = 1 << 20
 _BLOCK = 4_096
@@ -203,10 +204,10 @@ def _write_zeros(fd: int, start: int, end: int) -> None:
     """Write zeros where the file has only zeros: a block that was written exists."""
     for chunk in range(start, end, _CHUNK):
         size = min(_CHUNK, end - chunk)
-        step = _BLOCK if pread(fd, size, chunk).strip(b"\0") else size
+        step = size if only_zeros(pread(fd, size, chunk)) else _BLOCK
         for at in range(chunk, chunk + size, step):
             count = min(step, chunk + size - at)
-            if not pread(fd, count, at).strip(b"\0"):
+            if only_zeros(pread(fd, count, at)):
                 _write_all(fd, bytes(count), at)
 
 

@@ -14,7 +14,7 @@ from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.event_log import get_logger
 from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
 from mqtemplate.store.files.layout import file_name
-from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue
+from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue, only_zeros
 
 _FIRST_STEP = 256  # the part of a queue's first file that is allocated at once: 256 KiB of 64 MiB
 
@@ -357,7 +357,7 @@ class DiskFileQueue(MappedFileQueue):
         if each.length == 0:
             return True
         with disk_errors("read", each.path):
-            return each.length < self.file_size and not (self._disk.read_whole(each.path) or b"").strip(b"\0")
+            return each.length < self.file_size and only_zeros(self._disk.read_whole(each.path) or b"")
 
     def path_of(self, start: int) -> Path:
         return self.folder / file_name(start)
