@@ -276,7 +276,7 @@ class Receiver(Client):
                 raise
 
     def _keep(self, interrupted: list[tuple[str, ReceiptHandle]]) -> None:
-        """Keep messages whose requests were interrupted: a push consumer has them, and the server renews them for it."""
+        """Keep messages whose requests were interrupted: a push consumer has them, and the server renews them."""
         if self._is_renewed:
             self._left += interrupted
 
