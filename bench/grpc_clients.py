@@ -272,9 +272,13 @@ class Receiver(Client):
             try:
                 self._handle(tool, delivery.body, delivery.handle)
             except grpc.RpcError:
-                if self._is_renewed:  # a push consumer still has them, and the server renews them for it
-                    self._left += [(each.body, each.handle) for each in deliveries[at:]]
+                self._keep([(each.body, each.handle) for each in deliveries[at:]])
                 raise
+
+    def _keep(self, interrupted: list[tuple[str, ReceiptHandle]]) -> None:
+        """Keep messages whose requests were interrupted: a push consumer has them, and the server renews them."""
+        if self._is_renewed:
+            self._left += interrupted
 
     def _handle(self, tool: GrpcTool, body: str, handle: ReceiptHandle) -> None:
         chance = self.chance.random()
@@ -302,10 +306,14 @@ class Receiver(Client):
         for each in due:
             self._later.remove(each)
             _, body, handle = each
-            if self.world.is_draining or self.chance.random() < 0.6:
-                self._ack(tool, body, handle)
-            else:
-                self._change(tool, body, handle, self.chance.uniform(_SHORTEST_S, _LONGEST_S), counts=True)
+            try:
+                if self.world.is_draining or self.chance.random() < 0.6:
+                    self._ack(tool, body, handle)
+                else:
+                    self._change(tool, body, handle, self.chance.uniform(_SHORTEST_S, _LONGEST_S), counts=True)
+            except grpc.RpcError:
+                self._keep([(body, handle)])
+                raise
         while self.world.is_draining and self._left:
             self._ack(tool, *self._left.pop())
 

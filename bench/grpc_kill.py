@@ -147,6 +147,10 @@ def _compare(store: Path, world: World, other: PythonClient | None) -> None:
         for topic in (NORMAL, FIFO, DELAYED, TRANSACTIONS, PYTHON):
             world.ledger.compare(topic, [each.body.decode() for each in messages_in(broker, topic)])
             world.ledger.compare_dead_letters([each.body.decode() for each in _dead_letters(broker, topic)])
+            deliveries = broker.engine.pop.deliveries(topic)
+            for each in () if deliveries is None else deliveries.messages:
+                if each.is_renewed:  # the clients have acknowledged all that they have
+                    world.ledger.fault(Kind.RENEWED, str(each))
         stored = {each.body.decode() for each in messages_in(broker, PYTHON_SENT)}
         for body in () if other is None else other.sent:
             if body not in stored:

@@ -39,6 +39,7 @@ class Kind(Enum):
     CHECKED = "checked after the end of the transaction was answered"
     REFUSED = "refused though the receipt handle was valid"
     DEAD = "dead letters without a reason"
+    RENEWED = "renewed for hours though no client has them"
     UNEXPECTED = "unexpected answers, hangs and exits"
 
 
@@ -70,6 +71,8 @@ class Entry:
         end: The end of a transaction, or the recall of a delayed message. An open transaction is checked.
         is_wanted: False: a transaction that is rolled back.
         done: The acknowledgement, or the move to the dead letters by the client.
+        before: The same before the last request: it is so again if that is refused. An earlier request without an
+            answer may have ended the message, and its handle is not valid for ever.
         position: Queue and queue offset at which it was delivered first.
         last: The last delivery that a client received.
         counts: The last delivery counts as an attempt; None if it may.
@@ -89,6 +92,7 @@ class Entry:
     end_ms: int = 0
     is_wanted: bool = True
     done: Answer = Answer.NONE
+    before: Answer = Answer.NONE
     is_forwarded: bool = False
     position: tuple[int, int] | None = None
     last: Delivery | None = None
@@ -283,8 +287,8 @@ class Ledger:
         """Note an acknowledgement, or a move to the dead letters, before it is requested."""
         with self._lock:
             entry = self._entries[body]
-            if entry.last is not None and entry.last.handle == handle and entry.done is Answer.NONE:
-                entry.done = Answer.UNKNOWN
+            if entry.last is not None and entry.last.handle == handle and entry.done is not Answer.OK:
+                entry.before, entry.done = entry.done, Answer.UNKNOWN
             entry.is_forwarded = entry.is_forwarded or is_forwarded
 
     def acked(self, body: str, action: str) -> None:
@@ -297,6 +301,7 @@ class Ledger:
         """Note a change of the invisible time before it is requested."""
         with self._lock:
             entry = self._entries[body]
+            entry.before = entry.done
             entry.earliest_ms, entry.latest_ms = min(entry.earliest_ms, visible_ms), None
             entry.counts = entry.counts if entry.counts == counts else None
 
@@ -317,7 +322,7 @@ class Ledger:
             entry = self._entries[body]
             self.counts["refused"] += 1
             if entry.last is not None and entry.last.handle == handle:
-                entry.done = Answer.NONE if entry.done is Answer.UNKNOWN else entry.done
+                entry.done = entry.before if entry.done is Answer.UNKNOWN else entry.done
                 if now_ms < min(handle.expires_ms, entry.earliest_ms):
                     self._fault(Kind.REFUSED, entry, f"at {now_ms}")
 

@@ -249,10 +249,9 @@ class Engine:
         self._use(self._changed_levels.in_force())  # before the recovery, which computes deliver times
         kept = self.pop.journal.kept(self.delayed.control)
         self.store.load([*self.delayed.followers, self.sequences], kept)
-        crash_ms = None if was_clean else self.store.last_store_timestamp
         try:
             self._load_tables()
-            self.pop.load(crash_ms)  # before the others, which may store records
+            self.pop.load()
             self.delayed.start()
             self.transactions.load(was_clean=was_clean)
             self._services_of_rocketmq = self._create_services_of_rocketmq()

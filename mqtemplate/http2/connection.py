@@ -28,6 +28,8 @@ _LARGE_LIST_FRAMES = 50
 """Control frames for which a list of fields above the limit counts: it takes as long to decode."""
 _MAX_VALID_NAMES = 16
 _MAX_CACHED_NAMES = 64
+_MAX_UNPINGED = 10_000
+"""Most functions that wait for the next PING. A peer that responds to none does not make them grow."""
 
 _PSEUDO_FIELDS = {":method", ":scheme", ":path", ":authority"}
 _REQUIRED = {":method", ":scheme", ":path"}
@@ -108,6 +110,10 @@ class Http2Connection:
         self._block: bytearray | None = None  # of a HEADERS frame that CONTINUATION frames follow
         self._block_stream = self._block_flags = 0
         self._receive_window = limits.connection_window_bytes
+        self._late_resets: dict[int, None] = {}  # streams that the peer reset after their end; the oldest first
+        self._pings = 0
+        self._pinged: list[Callable[[], None]] = []  # called when the peer responds to the last PING
+        self._unpinged: list[Callable[[], None]] = []  # called when it responds to the next one
         self._valid_names: set[tuple[str, ...]] = set()
         self._handlers = {
             frames.DATA: self._on_data,
@@ -368,6 +374,9 @@ class Http2Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             self._control.spend(1, "frames of closed streams")
+            self._late_resets[stream_id] = None
+            if len(self._late_resets) > self._limits.max_streams:
+                del self._late_resets[next(iter(self._late_resets))]
             return
         self._resets.spend(1, "streams that the client resets")
         stream.remote_ended = True
@@ -414,6 +423,12 @@ class Http2Connection:
         self._control.spend(1, "PING frames")
         if not flags & frames.ACK:
             self.outbound.emit(frame(frames.PING, frames.ACK, 0, payload))
+        elif payload == _ping_payload(self._pings) and self._pinged:
+            answered, self._pinged, self._unpinged = self._pinged, self._unpinged, []
+            if self._pinged:
+                self._send_ping()
+            for callback in answered:
+                callback()
 
     def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -471,15 +486,39 @@ class Http2Connection:
 
     # --- for the owner ------------------------------------------------------------------------------
 
-    def ping(self) -> None:
-        """Send a PING, to which a living peer responds."""
-        self.outbound.emit(frame(frames.PING, 0, 0, b"mqtempl8"))
+    def ping(self, answered: Callable[[], None] | None = None) -> None:
+        """Send a PING, to which a living peer responds.
+
+        Args:
+            answered: Called when it responds: it has processed all frames that were sent before this call. It is not
+                called if the connection ends, or if the peer leaves too many unanswered.
+        """
+        if answered is not None:
+            if not self._pinged:
+                self._pinged = [answered]
+            elif len(self._unpinged) < _MAX_UNPINGED:
+                self._unpinged.append(answered)  # one PING after the other: a peer may count them
+                return
+        self._send_ping()
+
+    def _send_ping(self) -> None:
+        self._pings += 1
+        self._control.earn(1)
+        self.outbound.emit(frame(frames.PING, 0, 0, _ping_payload(self._pings)))
+
+    def was_reset(self, stream_id: int) -> bool:
+        """Return True if the peer reset a stream after this side had sent the end of the response."""
+        return stream_id in self._late_resets
 
     def go_away(self, error: Http2Error) -> Http2Error:
         """Send GOAWAY, and return *error*. The peer may open no more streams; without a fault the open ones go on."""
         self.is_going_away = True
         self.outbound.emit(frames.goaway_frame(self.last_stream_id, error.code, error.reason))
         return error
+
+
+def _ping_payload(number: int) -> bytes:
+    return number.to_bytes(8, "big")
 
 
 # --- requests -------------------------------------------------------------------------------------

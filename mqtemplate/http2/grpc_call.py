@@ -131,6 +131,7 @@ class GrpcCall:
         "_ends",
         "_handler",
         "_is_finished",
+        "_is_lost",
         "_message",
         "_stream",
         "_timer",
@@ -162,7 +163,7 @@ class GrpcCall:
         self._ends: list[int] | None = None  # position in the response after each message
         self._buffer: bytearray | None = None  # received bytes of an incomplete message
         self._message: bytes | None = None  # of a unary call that the client has not half-closed yet
-        self._is_finished = False
+        self._is_finished = self._is_lost = False
         self._timer: Timer | None = None
 
     def __str__(self) -> str:
@@ -246,6 +247,21 @@ class GrpcCall:
         """Respond to a request that is no call of gRPC."""
         self._is_finished = True
         self._stream.send_trailers(fields)
+
+    def when_read(self, on_read: Callable[[], None]) -> bool:
+        """Call *on_read* in the I/O thread, from which this is called after `finish`, when the client has read it all.
+
+        It is not called if the client resets the call, or if the connection ends: the client may have read it or not.
+        What the socket has accepted is not read yet, but a client responds to a PING after all that it read before.
+
+        Returns:
+            False if the client's windows do not permit to send the whole response yet: call this again later.
+        """
+        if self._stream.is_open:
+            return False
+        if not self._is_lost:
+            self.connection.when_read(self._stream, partial(self._notify, on_read))
+        return True
 
     # --- receiving: in the I/O thread ---------------------------------------------------------------
 
@@ -406,6 +422,7 @@ class GrpcCall:
 
     def _close(self) -> None:
         """Report the end to the handler, unless it has finished the call."""
+        self._is_lost = True
         self._forget()
         if self._is_finished:
             self.report_unsent()
@@ -543,6 +560,15 @@ class GrpcConnection(SocketConnection):
         """Return the number of bytes of a tracked stream's data that the socket has accepted."""
         self._http2.outbound.note_accepted(self._outbound.size + self._lost_bytes)
         return stream.accepted_bytes
+
+    def when_read(self, stream: Http2Stream, on_read: Callable[[], None]) -> None:
+        """Call *on_read* when the client has read the response of a stream that has ended; see `GrpcCall.when_read`."""
+
+        def answered() -> None:
+            if not self._http2.was_reset(stream.id):
+                on_read()
+
+        self._http2.ping(answered)
 
     # --- ends ---------------------------------------------------------------------------------------
 

@@ -86,6 +86,38 @@ def test_frames_survive_any_slicing(cuts: list[int]) -> None:
     assert [(each.data, each.is_complete) for each in peer.receivers.values()] == [(b"onetwo", True), (b"", True)]
 
 
+def test_a_ping_is_answered_after_all_frames_before_it(peer: ConnectionPeer) -> None:
+    """One PING after the other, however many functions wait. Other PINGs of the peer are no answers."""
+    answered: list[str] = []
+    for name in "abc":
+        peer.connection.ping(lambda name=name: answered.append(name))  # type: ignore[misc]
+    [first] = peer.take()
+
+    assert peer.send(frame(frames.PING, frames.ACK, 0, b"12345678")) == []
+    assert answered == []
+    [second] = peer.send(frame(frames.PING, frames.ACK, 0, first.payload))
+    assert answered == ["a"]
+    assert peer.send(frame(frames.PING, frames.ACK, 0, first.payload)) == []
+    assert peer.send(frame(frames.PING, frames.ACK, 0, second.payload)) == []
+    assert answered == ["a", "b", "c"]
+
+    peer.connection.ping(lambda: answered.append("d"))
+    peer.connection.ping()  # of a connection that is idle: its answer is one to the other, too
+    _, last = peer.take()
+    peer.send(frame(frames.PING, frames.ACK, 0, last.payload))
+    assert answered[3:] == ["d"]
+
+
+def test_a_stream_that_the_peer_resets_after_its_end_is_remembered() -> None:
+    peer = ConnectionPeer(Http2Limits(max_streams=2))
+    for stream_id in (1, 3, 5):
+        peer.send(headers(stream_id))
+        peer.receivers[stream_id].stream.respond(HEAD, b"response", TRAILERS)
+        peer.send(rst_stream_frame(stream_id, ErrorCode.CANCEL))
+
+    assert [peer.connection.was_reset(stream_id) for stream_id in (1, 3, 5, 7)] == [False, True, True, False]
+
+
 @given(garbage=st.binary(max_size=300))
 def test_any_bytes_are_processed_or_end_the_connection_by_an_error(garbage: bytes) -> None:
     peer = ConnectionPeer()

@@ -290,6 +290,8 @@ class EmbeddedPop(PopConsumers):
             for other in members:
                 check_same_group(other.spec, spec)
             self._engine.groups.local.join_pop(spec.group)
+            if not members:  # a killed process may have left deliveries, which it cannot acknowledge any more
+                self._engine.pop.end_session(_session_of(spec.group))
             self._members.setdefault(spec.group, []).append(member)
         for topic in spec.subscriptions:
             self._engine.routes.queues(topic)  # creates it

@@ -54,8 +54,8 @@ class _Client:
     """All parts of a `GrpcBroker` between one start and the next close."""
 
     def __init__(self, settings: GrpcSettings, clock: Clock) -> None:
-        self.outages = Outages(clock)
-        self.channels = Channels(settings, self._report)
+        self.outages = Outages(clock, settings.request_timeout_ms)
+        self.channels = Channels(settings, self.outages)
         self.context = ProxyContext(settings, self.channels, new_client_id())
         self.routes = Routes(self.context)
         self.later = Later(clock)
@@ -66,12 +66,6 @@ class _Client:
         self._refreshes = PeriodicService("grpc.routes", self._refresh, clock, settings.poll_route_interval_ms)
         self._heartbeats = PeriodicService("grpc.heartbeat", self._heartbeat, clock, settings.heartbeat_interval_ms)
         self._syncs = PeriodicService("grpc.settings", self._send_settings, clock, settings.settings_interval_ms)
-
-    def _report(self, address: str, error: BrokerError | None) -> None:
-        if error is not None:
-            self.outages.failed(address, error)
-        elif self.outages.is_open:
-            self.outages.answered(address)
 
     def open(self) -> None:
         """Find out that a proxy answers. A client without settings gets an answer too, whatever its status is.

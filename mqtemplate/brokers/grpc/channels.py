@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mqtemplate.brokers.grpc.settings import Endpoints, GrpcSettings
+from mqtemplate.brokers.remote.cluster.failures import Outages
 from mqtemplate.errors import (
     BrokerBusyError,
     BrokerClosedError,
@@ -279,12 +280,12 @@ class Channels:
     """Channels of one client, by endpoints. A channel connects with its first request, and again after a loss.
 
     Args:
-        on_result: Called with the address and the error of each request, None if an answer arrived.
+        outages: Log of proxies that do not answer.
     """
 
-    def __init__(self, settings: GrpcSettings, on_result: Callable[[str, BrokerError | None], None]) -> None:
+    def __init__(self, settings: GrpcSettings, outages: Outages) -> None:
         self._settings = settings
-        self._on_result = on_result
+        self._outages = outages
         self._lock = threading.Lock()
         self._channels: dict[Endpoints, Any] = {}
         self._calls: dict[tuple[Endpoints, str, str], Any] = {}
@@ -301,12 +302,14 @@ class Channels:
         Raises:
             BrokerError: There is no answer.
         """
-        call = self._call_of(endpoints, "unary_unary", method)
+        call, seen = self._call_of(endpoints, "unary_unary", method), self._outages.changes
         try:
             answer = call(request, timeout=timeout_ms / 1_000, metadata=request_metadata(self._settings, client_id))
         except grpc.RpcError as exc:
-            raise self._failed(exc, operation, endpoints, timeout_ms) from exc
-        self._on_result(str(endpoints), None)
+            error = rpc_error(exc, operation, endpoints, timeout_ms)
+            self._outages.report(str(endpoints), error, seen, timeout_ms)
+            raise error from exc
+        self._outages.report(str(endpoints), None, seen)
         return answer
 
     def call_async(
@@ -323,15 +326,15 @@ class Channels:
 
         def ended(future: Any) -> None:
             try:
-                answer = future.result()
-                self._on_result(str(endpoints), None)
+                answer, error = future.result(), None
             except grpc.RpcError as exc:
-                answer = self._failed(exc, operation, endpoints, timeout_ms)
+                answer = error = rpc_error(exc, operation, endpoints, timeout_ms)
             except grpc.FutureCancelledError:
-                answer = BrokerClosedError.during(operation, "the client was closed before the answer")
+                answer = error = BrokerClosedError.during(operation, "the client was closed before the answer")
+            self._outages.report(str(endpoints), error, seen, timeout_ms)
             done(answer)
 
-        call = self._call_of(endpoints, "unary_unary", method)
+        call, seen = self._call_of(endpoints, "unary_unary", method), self._outages.changes
         metadata = request_metadata(self._settings, client_id)
         call.future(request, timeout=timeout_ms / 1_000, metadata=metadata).add_done_callback(ended)
 
@@ -347,12 +350,6 @@ class Channels:
         timeout_s = None if timeout_ms is None else timeout_ms / 1_000
         metadata = request_metadata(self._settings, client_id)
         return self._call_of(endpoints, kind, method)(request, timeout=timeout_s, metadata=metadata)
-
-    def _failed(self, failure: Any, operation: str, endpoints: Endpoints, timeout_ms: int) -> BrokerError:
-        error = rpc_error(failure, operation, endpoints, timeout_ms)
-        if isinstance(error, RemoteConnectError | RemoteTimeoutError):
-            self._on_result(str(endpoints), error)
-        return error
 
     def _call_of(self, endpoints: Endpoints, kind: str, method: str) -> Any:
         key = endpoints, kind, method

@@ -55,7 +55,7 @@ class ClusterClient:
             "remote.heartbeat", self._heartbeat, clock, settings.heartbeat_broker_interval_ms
         )
 
-        self.outages = Outages(clock)
+        self.outages = Outages(clock, settings.request_timeout_ms)
         first = self._first = self._new_instance()
         names = self._name_servers = NameServers(
             settings.name_servers,

@@ -160,10 +160,15 @@ class Deliverer:
     def _delivery(self, request: PopRequest, pop_ms: int) -> Delivery:
         """Return the delivery of a pop at this moment. *pop_ms* may be later, since it identifies the delivery."""
         now_ms, session = self._clock.now_ms(), bounded(request.session)
-        visible_ms = now_ms + (MAX_RENEWED_MS if request.session else request.invisible_ms)
-        client = bounded(request.client) or session
+        is_received = not request.awaits_receipt
         return Delivery(
-            pop_ms, visible_ms, session, attempt_id=bounded(request.attempt_id), client=client, since_ms=now_ms
+            pop_ms,
+            now_ms + (MAX_RENEWED_MS if session and is_received else request.invisible_ms),
+            session,
+            attempt_id=bounded(request.attempt_id),
+            client=bounded(request.client) or session,
+            since_ms=now_ms,
+            is_received=is_received,
         )
 
     def _pop_unordered(

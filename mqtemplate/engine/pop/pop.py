@@ -52,10 +52,6 @@ _log = get_logger("mqtemplate.broker")
 _SESSION_ENDED_MS = 1_000
 _RESTORED_SESSION_MS = 120_000
 """Time that a session of an earlier run has to use the broker again: the expiry of clients."""
-_UNSURE_MS = 2_000
-"""Time before a crash in which a delivery may have been lost on its way to the client."""
-_UNSURE_INVISIBLE_MS = 60_000
-"""Time after the start at which such a delivery expires. Source: ``ProxyConfig.defaultInvisibleTimeMills``."""
 
 
 class PopService:
@@ -126,33 +122,22 @@ class PopService:
         metrics.gauge("pop.waiting", lambda: sum(len(tracked.state.waiting) for tracked in self._progress))
         metrics.gauge("pop.oldest_ms", lambda: self._progress.oldest_ms(self._clock.now_ms()))
 
-    def load(self, crash_ms: int | None = None) -> None:
+    def load(self) -> None:
         """Restore the progress of an earlier run, after the store was loaded.
 
-        The sessions of that run have some time to continue: see `keep_session`. It does not renew the last deliveries
-        before a crash: their client may not have got them, and they would be invisible for hours.
-
-        Args:
-            crash_ms: Store timestamp of the last record before a crash; None if the last run was closed.
+        The sessions of that run have some time to continue: see `keep_session`. They renew no delivery that its client
+        is not known to have, see `received`: it would be invisible for hours.
         """
         self.journal.load(self._progress)
-        now_ms = self._clock.now_ms()
-        last_ms = now_ms + _RESTORED_SESSION_MS
+        last_ms = self._clock.now_ms() + _RESTORED_SESSION_MS
         for tracked in self._progress:
-            for queue_offset, delivery in list(tracked.state.in_flight.items()):
-                if not delivery.session:
-                    continue
-                if crash_ms is not None and delivery.pop_ms > crash_ms - _UNSURE_MS:
-                    unsure = delivery._replace(session="", visible_ms=now_ms + _UNSURE_INVISIBLE_MS)
-                    tracked.state.change(queue_offset, delivery.pop_ms, unsure)
-                else:
+            for delivery in tracked.state.in_flight.values():
+                if delivery.session:
                     self._sessions.setdefault(delivery.session, set()).add(tracked)
             self._progress.settle(tracked)
         self._restored_sessions = set(self._sessions)
         for session in self._restored_sessions:
             self._change_session(session, lambda each: each._replace(visible_ms=min(each.visible_ms, last_ms)))
-        # Before any other record: after another kill, the time of the last record is no longer that of the first kill.
-        self.journal.write_events()
 
     # --- pop -----------------------------------------------------------------------------------
 
@@ -458,6 +443,28 @@ class PopService:
         return True
 
     # --- sessions ------------------------------------------------------------------------------
+
+    def received(self, group: str, topic: str, handles: Sequence[ReceiptHandle]) -> None:
+        """Renew the messages of a pop, which `PopRequest.awaits_receipt`: its client has them."""
+        for tracked, deliveries in self._deliveries_of(group, topic, handles).items():
+            with tracked.lock:
+                tracked.state.received(deliveries, MAX_RENEWED_MS)
+
+    def is_awaiting_receipt(self, group: str, topic: str, handles: Sequence[ReceiptHandle]) -> bool:
+        """Return True if a message of a pop is neither acknowledged, nor known to be with its client."""
+        found = self._deliveries_of(group, topic, handles)
+        return any(tracked.state.unreceived(deliveries) for tracked, deliveries in found.items())
+
+    def _deliveries_of(
+        self, group: str, topic: str, handles: Sequence[ReceiptHandle]
+    ) -> dict[TrackedQueue, list[tuple[int, int]]]:
+        """Return the queue offset and the pop_ms of each handle, by queue."""
+        found: dict[TrackedQueue, list[tuple[int, int]]] = {}
+        for handle in handles:
+            tracked = self._progress.find(QueueKey(group, handle.real_topic(topic, group), handle.queue_id))
+            if tracked is not None:
+                found.setdefault(tracked, []).append((handle.queue_offset, handle.pop_ms))
+        return found
 
     def end_session(self, session: str) -> None:
         """Deliver the messages again in a second that a session renews, since its client is gone."""

@@ -36,6 +36,7 @@ class Delivery(NamedTuple):
         counts: The delivery counts as an attempt.
         client: The client that has the message, for operators; empty if it is not known, as after a restart.
         since_ms: Time since which that client has it. A change of the delivery keeps it; 0 if it is not known.
+        is_received: The client is known to have the message: only then the session renews it, also after a restart.
     """
 
     pop_ms: int
@@ -47,6 +48,7 @@ class Delivery(NamedTuple):
     counts: bool = True
     client: str = ""
     since_ms: int = 0
+    is_received: bool = True
 
     @property
     def attempts(self) -> int:
@@ -178,13 +180,13 @@ class PopQueue:
             first, last = queue_offsets[0], queue_offsets[-1]
             is_run = last - first + 1 == len(queue_offsets)
             offsets = [first, last] if is_run else [-1, *queue_offsets]
-            self._note(["P", *delivery[:3], delivery.earlier, delivery.counts, *offsets])
+            self._note(["P", *_head(delivery), delivery.earlier, delivery.counts, *offsets])
             self._deliver(queue_offsets, delivery)
 
     def deliver_ordered(self, messages: Sequence[tuple[int, str, int]], delivery: Delivery) -> None:
         """Note one ordered delivery of messages: queue offset, message group, and earlier deliveries that count."""
         if messages:
-            self._note(["O", *delivery[:3], delivery.attempt_id, delivery.counts, *messages])
+            self._note(["O", *_head(delivery), delivery.attempt_id, delivery.counts, *messages])
             for queue_offset, group, earlier in messages:
                 self._deliver([queue_offset], delivery._replace(group=group, earlier=earlier))
 
@@ -343,6 +345,34 @@ class PopQueue:
         else:
             self.deliver_ordered([(queue_offset, delivery.group, delivery.earlier)], changed)
         return changed
+
+    def received(self, deliveries: Sequence[tuple[int, int]], renewed_ms: int) -> None:
+        """Note that clients have messages, given by queue offset and pop_ms: their sessions renew the deliveries.
+
+        Args:
+            renewed_ms: Time for which a session renews a delivery.
+        """
+        alike: dict[Delivery, list[int]] = {}
+        for queue_offset in self.unreceived(deliveries):
+            alike.setdefault(self.in_flight[queue_offset], []).append(queue_offset)
+        for delivery, offsets in alike.items():
+            visible_ms = max(delivery.visible_ms, delivery.since_ms + renewed_ms)
+            renewed = delivery._replace(visible_ms=visible_ms, is_received=True)
+            if delivery.group is None:
+                self.deliver(sorted(offsets), renewed)
+            else:
+                self.deliver_ordered([(at, delivery.group, delivery.earlier) for at in offsets], renewed)
+
+    def unreceived(self, deliveries: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the queue offsets of those deliveries that their session does not renew yet."""
+        return [
+            queue_offset
+            for queue_offset, pop_ms in deliveries
+            if (found := self.in_flight.get(queue_offset)) is not None
+            and found.pop_ms == pop_ms
+            and found.session
+            and not found.is_received
+        ]
 
     def wait_again(self, queue_offset: int, *, counts: bool = True) -> None:
         """End a delivery, and let its message wait for the next one.
@@ -508,12 +538,17 @@ class PopQueue:
         """Return events that lead from a new queue to this state."""
         events: list[Event] = [["R", self.base, self.least_pop_ms], ["M", self.max_attempts]]
         for at, delivery in self.in_flight.items():
-            pop_ms, visible_ms, session, group, earlier, attempt_id, counts, *_ = delivery
-            if group is None:
-                events.append(["P", pop_ms, visible_ms, session, earlier, counts, at, at])
+            head, earlier, counts = _head(delivery), delivery.earlier, delivery.counts
+            if delivery.group is None:
+                events.append(["P", *head, earlier, counts, at, at])
             else:
-                events.append(["O", pop_ms, visible_ms, session, attempt_id, counts, [at, group, earlier]])
+                events.append(["O", *head, delivery.attempt_id, counts, [at, delivery.group, earlier]])
         events += [["W", at, *waiting] for at, waiting in self.waiting.items()]
         events.append(["N", self.next])  # after the deliveries: without them all before it would be done
         events += [["A", at] for at in sorted(self.acked_ahead)]
         return events
+
+
+def _head(delivery: Delivery) -> tuple[int, int, str]:
+    """Return the first values of an event. After a restart no session renews what its client may never have got."""
+    return delivery.pop_ms, delivery.visible_ms, delivery.session if delivery.is_received else ""

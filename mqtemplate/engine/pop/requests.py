@@ -42,6 +42,8 @@ class PopRequest:
             has the most urgent messages. The others start at a random queue, so that no queue starves.
         client: Client that gets the messages, for operators.
         session: Id of a client whose deliveries are renewed until its session ends; empty for a fixed time.
+        awaits_receipt: The session renews no delivery before `PopService.received`, since the client may not get the
+            response. Until then the delivery has its *invisible_ms*.
     """
 
     group: str
@@ -58,6 +60,7 @@ class PopRequest:
     priority_factor: int = 100
     client: str = ""
     session: str = ""
+    awaits_receipt: bool = False
 
 
 class PoppedMessage(NamedTuple):
@@ -157,7 +160,7 @@ class RecordReader:
             delivery.client,
             found.since_ms,
             delivery.visible_ms,
-            bool(delivery.session),
+            bool(delivery.session) and delivery.is_received,
             (0 if record is None else record.reconsume_times) + delivery.earlier + 1,
             delivery.group,
             blocked,

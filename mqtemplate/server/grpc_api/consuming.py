@@ -51,6 +51,8 @@ receive would have the same end."""
 _TURN_S = 0.001
 _MAX_ACKS = 4_096
 """Most messages of one acknowledgement. RocketMQ's clients send one, or those of one receive."""
+_RECEIPT_MS = 1_000
+"""Time after which the server finds out if a push consumer has read its messages. Most are acknowledged by then."""
 _INLINE_BYTES = 256 << 10
 """Longest sum of bodies that is answered in the thread that popped the messages: about a millisecond."""
 
@@ -158,6 +160,7 @@ class GrpcConsuming:
             priority_factor=config.priority_factor,
             client=client.client_id,
             session=client.client_id if request.auto_renew else "",
+            awaits_receipt=request.auto_renew,
         )
         _Receive(self, context, pop).hold(wait_ms)
 
@@ -325,6 +328,19 @@ class GrpcConsuming:
         limit = self._engine.settings.max_body_bytes()
         self._answers.end_receive(context.call, ok(), [_proto(each, topic, limit) for each in result.messages])
 
+    def find_receipt(self, context: GrpcContext, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
+        """Let the messages of a receive be renewed once their client has read the response.
+
+        Else they come again after a minute: no client may have them, even if the socket has accepted the response. In
+        the meantime a client resets a call whose deadline has passed before it has read all of it.
+        """
+        self._clients.call_later(_RECEIPT_MS, partial(self._find_receipt, context, request, handles))
+
+    def _find_receipt(self, context: GrpcContext, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
+        received = partial(self.pop.received, request.group, request.topic, handles)
+        if self.pop.is_awaiting_receipt(request.group, request.topic, handles) and not context.call.when_read(received):
+            self.find_receipt(context, request, handles)
+
     def release_soon(self, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
         """Make messages visible again that their client did not get, a few at a time."""
         self.do_soon([partial(self.release, request, [handle]) for handle in handles])
@@ -406,8 +422,11 @@ class _Receive:
         call = self._context.call
         if call.is_open and self._settle():
             self._result = None  # not the bodies, too, while the client does not permit to send them
-            call.on_unsent = partial(self._on_unsent, _handles(result))
+            handles = _handles(result)
+            call.on_unsent = partial(self._on_unsent, handles)
             self._consuming.send(self._context, self._request.topic, result)
+            if self._request.awaits_receipt:
+                self._consuming.find_receipt(self._context, self._request, handles)
 
     def _on_unsent(self, handles: list[ReceiptHandle], sent: int) -> None:
         """The client is gone before the socket has accepted all messages. The first of those *sent* is the status."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import grpc
 import pytest
 
 from mqtemplate.brokers import GrpcBroker, GrpcSettings
-from mqtemplate.brokers.grpc.channels import check_status, request_metadata, send_error
+from mqtemplate.brokers.grpc.channels import Channels, check_status, request_metadata, send_error
 from mqtemplate.brokers.grpc.settings import Endpoints
+from mqtemplate.brokers.remote.cluster.failures import Outages
+from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import (
     BrokerBusyError,
     BrokerClosedError,
@@ -33,6 +35,38 @@ from mqtemplate.remoting.identity import ClientTls, Credentials
 from tests.brokers.grpc.scripted_proxy import ScriptedProxy, status
 
 _NOW = datetime(2026, 8, 1, 12, 30, 5, tzinfo=UTC)
+
+
+# --- outages --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_answer_to_a_request_from_before_an_outage_does_not_end_it(is_async: bool) -> None:
+    """Another thread reports that the connection was lost while the answer is on its way."""
+    with ScriptedProxy() as proxy:
+        settings, outages = GrpcSettings(endpoints=proxy.address), Outages(VirtualClock())
+        channels, endpoints = Channels(settings, outages), settings.parsed_endpoints
+
+        def request() -> None:
+            given = (endpoints, "client-1", "Heartbeat", protos.HeartbeatRequest(), "a test", 30_000)
+            if is_async:
+                answer: Future[object] = Future()
+                channels.call_async(*given, answer.set_result)
+                answer.result()
+            else:
+                channels.call(*given)
+
+        def lose(_: object) -> object:
+            outages.report(str(endpoints), RemoteConnectError("the connection was lost"), outages.changes)
+            return protos.HeartbeatResponse(status=status())
+
+        proxy.answers["Heartbeat"] = lose
+        request()
+        assert outages.describe() is not None
+        del proxy.answers["Heartbeat"]
+        request()
+        assert outages.describe() is None
+        channels.close()
 
 
 # --- addresses ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from mqtemplate.brokers import GrpcSettings
 from mqtemplate.brokers.grpc.channels import Channels
 from mqtemplate.brokers.grpc.messages import MessageEncoder, decode_message, decode_received, is_intact
 from mqtemplate.brokers.grpc.sessions import ProxyContext
+from mqtemplate.brokers.remote.cluster.failures import Outages
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import DelayError, DestinationError, MessageError, UnsupportedError
 from mqtemplate.grpc_protos.enums import DigestType, Encoding, GrpcMessageType
@@ -24,7 +25,7 @@ _LIMIT = 1 << 20
 
 def encoder(**settings: Any) -> MessageEncoder:
     given = GrpcSettings(endpoints="127.0.0.1:1", max_message_size=10, **settings)
-    context = ProxyContext(given, Channels(given, lambda address, error: None), "client-1")
+    context = ProxyContext(given, Channels(given, Outages(VirtualClock())), "client-1")
     return MessageEncoder(context, VirtualClock())
 
 

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.pop.journal import SNAPSHOT_FILE
 from mqtemplate.engine.pop.pop import PoppedMessage, PopResult
 from mqtemplate.errors import DestinationError, SendError, StoreError
 from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.topics import POP_PROGRESS_TOPIC
 from tests.engine.pop.consumer import GROUP, TOPIC, Shop, bodies, ignore
@@ -131,44 +133,88 @@ def test_a_session_of_before_a_restart_continues_if_its_client_comes_back(tmp_pa
     again.broker.close()
 
 
+UNSURE: dict[str, Any] = {"session": "one", "awaits_receipt": True}
+
+
 @both_ends
-def test_a_session_does_not_renew_what_a_kill_may_have_lost_on_its_way(tmp_path: Path, killed: bool) -> None:
-    """Else the message would be invisible for three hours, though its client waits for it."""
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_a_session_does_not_renew_after_a_restart_what_its_client_may_not_have(
+    tmp_path: Path, killed: bool, is_ordered: bool
+) -> None:
+    """Else a message whose response was lost would be invisible for three hours, though its client waits for it."""
     shop = opened(tmp_path)
-    shop.send("received")
-    shop.pop(session="one")
+    shop.send("received", **{Property.SHARDING_KEY: "a"})
+    shop.send("unsure", **{Property.SHARDING_KEY: "b"})
+    received, unsure = shop.pop(is_ordered=is_ordered, **UNSURE)
+    shop.pop_service.received(GROUP, TOPIC, [received.handle])
     shop.harness.advance("10s")
-    shop.send("unsure")
-    [unsure] = shop.pop(session="one")
 
     again = restarted(shop, killed=killed)
     again.pop_service.keep_session("one")
-    again.harness.advance("59s")
-    assert again.pop() == []
-    again.harness.advance("1s")
+    again.harness.advance("19999ms")
+    assert again.pop(is_ordered=is_ordered) == []
+    again.harness.advance("1ms")
 
-    found = again.pop()
-    assert [(*bodies([each]), each.attempt) for each in found] == ([("unsure", 2)] if killed else [])
-    assert again.ack(unsure) == [not killed]
+    found = again.pop(is_ordered=is_ordered)
+    assert [(*bodies([each]), each.attempt) for each in found] == [("unsure", 2)]
+    assert again.ack(unsure, *found) == [False, True]
+    again.harness.advance("2h")
+    assert again.pop(is_ordered=is_ordered) == []
+    assert again.ack(received) == [True]
     again.broker.close()
 
 
-def test_a_second_kill_before_the_services_have_worked_does_not_make_it_certain(tmp_path: Path) -> None:
-    """A record of the second run is much later than the delivery."""
+def test_a_response_that_is_lost_once_more_does_not_delay_a_message_further(tmp_path: Path) -> None:
+    """Each run is killed before the client has read its response; the later ones deliver from the retry topic."""
     shop = opened(tmp_path)
     shop.send("unsure")
-    shop.pop(session="one")
-    second = restarted(shop, killed=True)
-    second.clock.move_ms(5_000)
-    second.send("later")
+    for attempt in range(1, 5):
+        shop.pop_service.keep_session("one")
+        assert [each.attempt for each in shop.pop(**UNSURE)] == [attempt]
+        shop = restarted(restarted(shop, killed=True), killed=True)
+        shop.harness.advance("30s")
 
-    third = restarted(second, killed=True)
-    third.pop_service.keep_session("one")
-    third.ack(*third.pop())
-    third.harness.advance("60s")
+    assert [(*bodies([each]), each.attempt) for each in shop.pop()] == [("unsure", 5)]
+    shop.broker.close()
 
-    assert bodies(third.pop()) == ["unsure"]
-    third.broker.close()
+
+def test_what_a_killed_process_had_comes_again_when_the_next_one_joins_its_group(tmp_path: Path) -> None:
+    """The members of an embedded broker end with its process, so nobody is there who could acknowledge it."""
+    spec = ConsumerSpec(group=GROUP, subscriptions={TOPIC: TagSelector("*")})
+
+    def received(shop: Shop) -> list[tuple[bytes, int]]:
+        found = shop.broker.pop.receive(GROUP, TOPIC, 32, 30_000, 0, None, auto_renew=True)
+        return [(each.message.body, each.attempt) for each in found]
+
+    shop = opened(tmp_path)
+    shop.broker.pop.join(spec)
+    shop.send("a")
+    assert received(shop) == [(b"a", 1)]
+    shop.harness.advance("1h")
+
+    again = restarted(shop, killed=True)
+    again.broker.pop.join(spec)
+    again.broker.pop.join(spec)
+    again.harness.advance("1s")
+
+    assert received(again) == [(b"a", 2)]
+    again.broker.close()
+
+
+@both_ends
+def test_the_snapshot_knows_what_clients_have(tmp_path: Path, killed: bool) -> None:
+    shop = opened(tmp_path)
+    shop.send("received", "unsure")
+    received, _ = shop.pop(**UNSURE)
+    shop.pop_service.received(GROUP, TOPIC, [received.handle])
+    shop.pop_service.journal.save()
+
+    again = restarted(shop, killed=killed)
+    again.pop_service.keep_session("one")
+    again.harness.advance("1h")
+
+    assert bodies(again.pop()) == ["unsure"]
+    again.broker.close()
 
 
 @both_ends

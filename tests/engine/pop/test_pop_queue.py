@@ -25,7 +25,12 @@ def deliver_ordered(queue: PopQueue, *messages: tuple[int, str], pop_ms: int = 1
 
 
 def contents(queue: PopQueue) -> tuple[object, ...]:
-    return queue.base, queue.next, queue.in_flight, queue.waiting, set(queue.acked_ahead), queue.max_attempts
+    """Return what a restart keeps: of a session, only the deliveries that its client is known to have."""
+    in_flight = {
+        at: each._replace(session=each.session if each.is_received else "", since_ms=0, is_received=True)
+        for at, each in queue.in_flight.items()
+    }
+    return queue.base, queue.next, in_flight, queue.waiting, set(queue.acked_ahead), queue.max_attempts
 
 
 def test_the_base_is_the_first_message_that_is_not_done() -> None:
@@ -179,6 +184,7 @@ def test_an_unknown_event_is_refused(event: Event) -> None:
 # --- any sequence ----------------------------------------------------------------------------------
 
 GROUPS = "abc"
+RENEWED_MS = 1_000
 
 
 class AnyProgress(RuleBasedStateMachine):
@@ -187,6 +193,9 @@ class AnyProgress(RuleBasedStateMachine):
     The queue has one message in each group in turn. A message is delivered once at a time, never after it was
     acknowledged, and in the order of its group if all pops are ordered. After a reset all of that starts again, and no
     delivery from before counts.
+
+    A client may get the response to its pop or not, which the queue finds out later, or never. A message that its
+    client does not have comes again after its invisible time, whatever happens in between.
     """
 
     def __init__(self) -> None:
@@ -200,6 +209,7 @@ class AnyProgress(RuleBasedStateMachine):
         self.skipped: set[int] = set()
         self.base = 0
         self.before_reset: list[tuple[int, int]] = []
+        self.latest: dict[tuple[int, int], int] = {}  # offset and pop_ms of what a client may not have -> visible_ms
         self.snapshot: tuple[list[Event], int] = ([], 0)
 
     @staticmethod
@@ -210,8 +220,13 @@ class AnyProgress(RuleBasedStateMachine):
     def send(self, count: int) -> None:
         self.end += count
 
-    @rule(count=st.integers(1, 5), selected=st.integers(1, 3), invisible_ms=st.integers(1, 20))
-    def pop(self, count: int, selected: int, invisible_ms: int) -> None:
+    @rule(
+        count=st.integers(1, 5),
+        selected=st.integers(1, 3),
+        invisible_ms=st.integers(1, 20),
+        session=st.sampled_from(["", "one", "two"]),
+    )
+    def pop(self, count: int, selected: int, invisible_ms: int, session: str) -> None:
         found = self.queue.deliverable(count, is_ordered=False)
         at = self.queue.next
         while at < self.end and len(found) < count:
@@ -222,12 +237,12 @@ class AnyProgress(RuleBasedStateMachine):
                     self.skipped.add(at)
             at += 1
         self.check_delivery(found)
-        self.queue.deliver(found, self.delivery(invisible_ms))
+        self.queue.deliver(found, self.delivery(found, invisible_ms, session))
         self.queue.read_to(at)
         self.now_ms += 1
 
-    @rule(count=st.integers(1, 5), invisible_ms=st.integers(1, 20))
-    def pop_in_order(self, count: int, invisible_ms: int) -> None:
+    @rule(count=st.integers(1, 5), invisible_ms=st.integers(1, 20), session=st.sampled_from(["", "one", "two"]))
+    def pop_in_order(self, count: int, invisible_ms: int, session: str) -> None:
         found = self.queue.deliverable(count, is_ordered=True)
         at = self.queue.next
         while at < self.end and len(found) < count:
@@ -247,12 +262,35 @@ class AnyProgress(RuleBasedStateMachine):
             assert pending.intersection(earlier) - self.queue.acked_ahead <= set(found)
             waiting = self.queue.waiting.get(offset, Waiting(self.group(offset)))
             messages.append((offset, waiting.group, waiting.earlier))
-        self.queue.deliver_ordered(messages, self.delivery(invisible_ms))
+        self.queue.deliver_ordered(messages, self.delivery(found, invisible_ms, session))
         self.queue.read_to(at)
         self.now_ms += 1
 
-    def delivery(self, invisible_ms: int) -> Delivery:
-        return Delivery(max(self.now_ms, self.queue.least_pop_ms), self.now_ms + invisible_ms)
+    def delivery(self, found: list[int], invisible_ms: int, session: str) -> Delivery:
+        pop_ms, visible_ms = max(self.now_ms, self.queue.least_pop_ms), self.now_ms + invisible_ms
+        self.latest |= dict.fromkeys([(offset, pop_ms) for offset in found], visible_ms)
+        return Delivery(pop_ms, visible_ms, session, since_ms=self.now_ms, is_received=not session)
+
+    @precondition(lambda self: self.queue.in_flight)
+    @rule(data=st.data())
+    def find_receipt(self, data: st.DataObject) -> None:
+        """Clients have some of the messages: their sessions renew them."""
+        offsets = data.draw(st.sets(st.sampled_from(sorted(self.queue.in_flight)), min_size=1))
+        found = [(offset, self.queue.in_flight[offset].pop_ms) for offset in offsets]
+        for offset, pop_ms in found:
+            if self.queue.in_flight[offset].session:
+                self.latest.pop((offset, pop_ms), None)
+        self.queue.received(found, RENEWED_MS)
+        assert not self.queue.unreceived(found)
+
+    @rule(session=st.sampled_from(["one", "two"]))
+    def continue_session(self, session: str) -> None:
+        """The client is here again after a restart, or is still here."""
+        for offset, each in list(self.queue.in_flight.items()):
+            if each.session == session and each.is_received:
+                renewed = each._replace(visible_ms=each.pop_ms + RENEWED_MS)
+                assert self.queue.change(offset, each.pop_ms, renewed) is not None
+                self.latest.pop((offset, each.pop_ms), None)
 
     def check_delivery(self, found: list[int]) -> None:
         assert len(set(found)) == len(found)
@@ -274,6 +312,7 @@ class AnyProgress(RuleBasedStateMachine):
         pop_ms = self.queue.in_flight[offset].pop_ms
         changed = Delivery(max(self.now_ms, pop_ms + 1), self.now_ms + visible)
         assert self.queue.change(offset, pop_ms, changed) is not None
+        self.latest.pop((offset, pop_ms), None)  # the client has it
         self.now_ms += 1
 
     @rule(passed_ms=st.integers(0, 15))
@@ -346,6 +385,8 @@ class AnyProgress(RuleBasedStateMachine):
         assert queue.base == min([queue.next, *queue.in_flight, *queue.waiting])
         due = [first for _, first, _ in queue._due]
         assert not queue.in_flight or due
+        for offset, each in queue.in_flight.items():
+            assert each.visible_ms <= self.latest.get((offset, each.pop_ms), each.visible_ms)
 
 
 TestAnyProgress = AnyProgress.TestCase

@@ -214,6 +214,49 @@ def test_a_session_renews_its_deliveries_until_it_ends(shop: Shop) -> None:
     assert shop.ack(message) == [False]
 
 
+def test_a_session_renews_a_delivery_from_the_moment_on_at_which_its_client_has_it(shop: Shop) -> None:
+    """Until then the delivery has the time of its pop: the client may wait for a response that is lost."""
+    shop.send("received", "changed", "acked", "lost")
+    received, changed, acked, _ = found = shop.pop(session="client", awaits_receipt=True)
+    handles = [each.handle for each in found]
+    assert shop.pop_service.is_awaiting_receipt(GROUP, TOPIC, handles)
+
+    shop.change(changed, 20_000)
+    shop.ack(acked)
+    shop.pop_service.received(GROUP, TOPIC, [each.handle for each in (received, changed, acked)])
+    assert not shop.pop_service.is_awaiting_receipt(GROUP, TOPIC, handles[:3])
+
+    shop.harness.advance("20s")
+    assert bodies(shop.pop()) == ["changed"]
+    shop.harness.advance("10s")
+    assert bodies(shop.pop()) == ["lost"]
+    shop.pop_service.received(GROUP, TOPIC, handles)  # too late
+    shop.harness.advance("2h")
+    assert "received" not in bodies(shop.pop())
+    shop.harness.advance("1h")
+    assert "received" in bodies(shop.pop())
+
+
+def test_what_its_client_may_not_have_is_visible_too_when_the_session_ends(shop: Shop) -> None:
+    shop.send("a")
+    shop.pop(session="client", awaits_receipt=True)
+
+    shop.pop_service.end_session("client")
+    shop.harness.advance("1s")
+
+    assert bodies(shop.pop()) == ["a"]
+
+
+def test_a_receipt_does_not_bring_back_a_group_that_is_deleted(shop: Shop) -> None:
+    shop.send("a")
+    (message,) = shop.pop(session="client", awaits_receipt=True)
+    shop.pop_service.forget_group(GROUP)
+
+    shop.pop_service.received(GROUP, TOPIC, [message.handle])
+
+    assert shop.pop_service.deliveries(GROUP) is None
+
+
 def test_no_session_renews_for_longer_than_three_hours(shop: Shop) -> None:
     shop.send("a")
     shop.pop(session="client")

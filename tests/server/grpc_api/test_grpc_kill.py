@@ -104,6 +104,23 @@ def test_a_delivery_after_an_acknowledgement_without_an_answer_is_none() -> None
     assert kinds(ledger) == []
 
 
+def test_a_refusal_leaves_open_what_an_earlier_request_without_an_answer_did() -> None:
+    """A push consumer repeats an acknowledgement after a kill. By then its handle may not be valid any more."""
+    ledger = ledger_with(Entry("a", TOPIC), Entry("b", TOPIC))
+    for body in "ab":
+        ledger.delivered(TOPIC, delivery(body))
+    ledger.acking("a", delivery("a").handle)
+
+    ledger.acking("a", delivery("a").handle)
+    ledger.refused("a", delivery("a").handle, 11_000)
+    ledger.changing("a", 12_000, counts=True)
+    ledger.refused("a", delivery("a").handle, 11_000)
+    ledger.acking("b", delivery("b").handle)
+    ledger.refused("b", delivery("b").handle, 11_000)
+
+    assert [entry.body for entry in ledger.open()] == ["b"]
+
+
 def test_a_delivery_before_the_time_of_the_last_answer_is_early() -> None:
     ledger = ledger_with(Entry("a", TOPIC))
     ledger.delivered(TOPIC, delivery())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from mqtemplate.broker import InFlightMessage
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.clock import VirtualClock
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code
 from mqtemplate.http2 import frames
@@ -67,9 +71,9 @@ def open_peer(server: Server) -> Iterator[OpenPeer]:
         yield connect
 
 
-def receive_call(stream_id: int = 1, *, wait_s: int = 20, count: int = 32) -> bytes:
+def receive_call(stream_id: int = 1, *, wait_s: int = 20, count: int = 32, auto_renew: bool = False) -> bytes:
     """Return the frames of a receive."""
-    request = protos.ReceiveMessageRequest(batch_size=count)
+    request = protos.ReceiveMessageRequest(batch_size=count, auto_renew=auto_renew)
     request.group.name, request.message_queue.topic.name = GROUP, TOPIC
     request.invisible_duration.seconds, request.long_polling_timeout.seconds = 600, wait_s
     return call(stream_id, protos.method_path("ReceiveMessage"), request.SerializeToString(), **CLIENT)
@@ -297,6 +301,120 @@ def test_messages_that_were_sent_remain_invisible(
     while len(ids) < 2:
         ids |= {each.system_properties.message_id for each in tool.receive(GROUP, topic, wait_s=20).messages}
     assert ids == {"id-0", "id-1", "id-2"} - {first}
+
+
+# --- renewed messages ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def renewed(stepped: Server, stepped_tool: GrpcTool) -> Iterator[SocketPeer]:
+    """A raw client that the server has sent a message, which it renews for the client. The socket has accepted it."""
+    with renewed_by(stepped, stepped_tool) as peer:
+        yield peer
+
+
+@contextmanager
+def renewed_by(server: Server, producer: GrpcTool) -> Iterator[SocketPeer]:
+    create_topic(server, TOPIC)
+    server.groups.put([SubscriptionGroupConfig(group_name=GROUP)])
+    producer.send(message(TOPIC))
+    peer = SocketPeer(endpoint(server).server.address)
+    with closing(peer.socket):
+        peer.send(receive_call(auto_renew=True))
+        assert len(peer.response()[1]) == 3
+        yield peer
+
+
+def deliveries(server: Server) -> list[InFlightMessage]:
+    found = server.engine.engine.pop.deliveries(GROUP)
+    return [] if found is None else list(found.messages)
+
+
+def test_a_message_is_renewed_from_the_moment_on_at_which_its_client_has_read_the_response(
+    stepped: Server, renewed: SocketPeer
+) -> None:
+    """A client responds to a PING after all that it has read before."""
+    [before] = deliveries(stepped)
+    advance(stepped, 1_000)
+    ping = renewed.until(frames.PING)
+    [meanwhile] = deliveries(stepped)
+
+    renewed.send(frame(frames.PING, frames.ACK, 0, ping.payload))
+
+    eventually(lambda: deliveries(stepped)[0].is_renewed, "the message is renewed")
+    [after] = deliveries(stepped)
+    assert not before.is_renewed
+    assert meanwhile == before
+    assert [each.until_ms - each.since_ms for each in (before, after)] == [60_000, 3 * 3_600_000]
+
+
+def test_a_message_is_not_renewed_for_a_client_that_resets_the_call_after_its_end(
+    stepped: Server, renewed: SocketPeer
+) -> None:
+    """Its deadline has passed before it has read the response, which it drops. The connection is used on."""
+    resets(renewed)
+    advance(stepped, 1_000)
+    ping = renewed.until(frames.PING)
+
+    renewed.send(frame(frames.PING, frames.ACK, 0, ping.payload), frame(frames.PING, 0, 0, bytes(8)))
+
+    assert renewed.until(frames.PING).flags & frames.ACK  # the frames before it are processed
+    assert [each.is_renewed for each in deliveries(stepped)] == [False]
+
+
+def remains_silent(peer: SocketPeer) -> None:
+    """The client lives, as its telemetry and heartbeats on another connection tell; but this one is broken."""
+
+
+@pytest.mark.parametrize("leave", [remains_silent, disconnects])
+def test_a_message_whose_response_may_be_lost_comes_again_after_a_minute(
+    stepped: Server, stepped_tool: GrpcTool, renewed: SocketPeer, leave: Callable[[SocketPeer], None]
+) -> None:
+    with GrpcTool(stepped, "client-2") as same:
+        stream = same.telemetry()
+        stream.report(consumer_settings(GROUP, TOPIC, kind=ClientType.PUSH_CONSUMER))
+        leave(renewed)
+        for _ in range(5):
+            advance(stepped, 10_000)
+            assert same.heartbeat(GROUP).status.code == Code.OK
+        advance(stepped, 9_000)
+        assert len(deliveries(stepped)) == 1
+        advance(stepped, 1_000)
+
+        [again] = same.receive(GROUP, TOPIC, auto_renew=True, timeout=600).messages
+        assert again.system_properties.delivery_attempt == 2
+
+
+def test_a_message_that_was_acknowledged_needs_no_ping(stepped: Server, stepped_tool: GrpcTool) -> None:
+    with renewed_by(stepped, stepped_tool) as peer:
+        [delivery] = deliveries(stepped)
+        stepped.engine.engine.pop.reset(GROUP, delivery.queue, 1)
+        advance(stepped, 2_000)
+
+        peer.send(frame(frames.PING, 0, 0, bytes(8)))
+
+        assert peer.until(frames.PING).flags & frames.ACK
+
+
+def test_a_kill_right_after_the_response_does_not_hide_a_message_for_hours(tmp_path: Path) -> None:
+    """The next run does not know if the client has it. The client is here again, but waits for another response."""
+    clock = VirtualClock()
+    with (
+        serving(EmbeddedBroker(tmp_path / "store", clock=clock)) as server,
+        GrpcTool(server, "producer") as producer,
+        renewed_by(server, producer),
+    ):
+        shutil.copytree(tmp_path / "store", tmp_path / "killed")  # as a kill leaves the files
+
+    with serving(EmbeddedBroker(tmp_path / "killed", clock=clock)) as server, GrpcTool(server, "client-2") as same:
+        stream = same.telemetry()
+        stream.report(consumer_settings(GROUP, TOPIC, kind=ClientType.PUSH_CONSUMER))
+        for _ in range(6):
+            assert same.heartbeat(GROUP).status.code == Code.OK
+            advance(server, 10_000)
+
+        [again] = same.receive(GROUP, TOPIC, auto_renew=True, timeout=600).messages
+        assert again.system_properties.delivery_attempt == 2
 
 
 # --- the end of the server ------------------------------------------------------------------------

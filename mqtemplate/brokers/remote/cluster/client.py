@@ -147,8 +147,7 @@ class ClientInstance:
         except UNANSWERED as exc:
             self.report(address, exc, seen, timeout_ms)
             raise
-        if self.outages.is_open:
-            self.outages.answered(address, seen)
+        self.outages.report(address, None, seen)
         return response
 
     def invoke_async(
@@ -190,21 +189,12 @@ class ClientInstance:
     def report(
         self, address: str, result: RemotingCommand | BrokerError, seen: int, timeout_ms: int | None = None
     ) -> None:
-        """Log the start or the end of an outage after the result of a request.
-
-        Args:
-            seen: `Outages.changes` when the request was sent.
-            timeout_ms: Time limit of the request. A caller that waits for a short time only, such as a send with a
-                timeout of its own, proves no outage. None for a request that had time enough.
-        """
+        """Report the result of a request to `Outages.report`, and note if its connection was lost."""
         if isinstance(result, RemotingCommand):
-            if self.outages.is_open:
-                self.outages.answered(address, seen)
-        elif isinstance(result, UNANSWERED) and not self._is_closed:
-            is_lost = isinstance(result, RemoteConnectError)
-            if is_lost or timeout_ms is None or timeout_ms >= self._request_timeout_ms:
-                self.outages.failed(address, result, seen)
-            if is_lost:
+            self.outages.report(address, None, seen)
+        elif not self._is_closed:
+            self.outages.report(address, result, seen, timeout_ms)
+            if isinstance(result, RemoteConnectError):
                 self._on_connection_lost(address)
 
     def _on_connection_lost(self, address: str) -> None:

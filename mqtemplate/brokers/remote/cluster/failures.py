@@ -69,6 +69,10 @@ class Outages:
     A thread may report a result late. So a request that was sent before an outage started does not end it, and one that
     was sent before it ended does not start the next one.
 
+    Args:
+        request_timeout_ms: Usual time limit of requests. One with a shorter limit, such as a send with a timeout of its
+            own, proves no outage when it has no response in time.
+
     Attributes:
         is_open: True during an outage. Hot paths read it before they report a response.
         changes: Number of starts and ends of outages; a request notes it when it is sent.
@@ -76,10 +80,11 @@ class Outages:
 
     name = "remote.outages"
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, request_timeout_ms: int = 0) -> None:
         self.is_open = False
         self.changes = 0
         self._clock = clock
+        self._request_timeout_ms = request_timeout_ms
         self._lock = threading.Lock()
         self._silent: dict[str, _SilentServer] = {}
         self._failures = 0
@@ -90,15 +95,26 @@ class Outages:
     def on_wake(self, wake: Callable[[], None]) -> None:
         self._wake = wake
 
-    def failed(self, address: str, error: Exception, seen: int | None = None) -> None:
-        """Report a request to *address* that got no response.
+    def report(self, address: str, error: Exception | None, seen: int, timeout_ms: int | None = None) -> None:
+        """Log the start or the end of an outage after the result of a request.
 
         Args:
-            seen: *changes* when it was sent; None if it was just now.
+            error: None for a response. An error of another kind than `UNANSWERED` proves nothing.
+            seen: *changes* when the request was sent.
+            timeout_ms: Time limit of the request; None if it had time enough.
         """
+        if error is None:
+            if self.is_open:
+                self._answered(address, seen)
+        elif isinstance(error, UNANSWERED):
+            is_short = timeout_ms is not None and timeout_ms < self._request_timeout_ms
+            if isinstance(error, RemoteConnectError) or not is_short:
+                self._failed(address, error, seen)
+
+    def _failed(self, address: str, error: Exception, seen: int) -> None:
         with self._lock:
             starts = not self._silent
-            if starts and seen not in (None, self.changes):
+            if starts and seen != self.changes:
                 return
             silent = self._silent.setdefault(address, _SilentServer(str(error)))
             silent.recent += 1
@@ -112,10 +128,9 @@ class Outages:
             _log.warning("remote.outage_started", server=address, reason=str(error))
             self._wake()
 
-    def answered(self, address: str, seen: int | None = None) -> None:
-        """Report a response from *address*; *seen* as for `failed`."""
+    def _answered(self, address: str, seen: int) -> None:
         with self._lock:
-            if seen not in (None, self.changes):
+            if seen != self.changes:
                 return
             if self._silent.pop(address, None) is None or self._silent:
                 return

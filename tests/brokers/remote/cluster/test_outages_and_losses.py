@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import RemoteConnectError
+from mqtemplate.errors import RemoteConnectError, RemoteTimeoutError
 from tests.golden import check_script, scripts_in
 
 ADDRESSES = {"A": "10.0.0.1:10911", "B": "10.0.0.2:10911", "C": "10.0.0.9:10911"}
@@ -26,7 +26,7 @@ class Losses:
 
     def outages(self) -> None:
         """Start without an outage."""
-        self._outages = Outages(self._clock)
+        self._outages = Outages(self._clock, 3_000)
 
     def move(self, ms: str) -> None:
         self._clock.move_ms(int(ms))
@@ -37,13 +37,20 @@ class Losses:
 
     def failed(self, name: str, late: str = "") -> Iterator[str]:
         with capture_logs() as logs:
-            seen = self._seen if late else None
-            self._outages.failed(ADDRESSES[name], RemoteConnectError("connection refused"), seen)
+            seen = self._seen if late else self._outages.changes
+            self._outages.report(ADDRESSES[name], RemoteConnectError("connection refused"), seen)
+        yield from _lines(logs)
+
+    def unanswered(self, name: str, timeout: str) -> Iterator[str]:
+        """Report a request that got no response within its time limit, in milliseconds."""
+        with capture_logs() as logs:
+            error = RemoteTimeoutError("no response")
+            self._outages.report(ADDRESSES[name], error, self._outages.changes, int(timeout))
         yield from _lines(logs)
 
     def answered(self, name: str, late: str = "") -> Iterator[str]:
         with capture_logs() as logs:
-            self._outages.answered(ADDRESSES[name], self._seen if late else None)
+            self._outages.report(ADDRESSES[name], None, self._seen if late else self._outages.changes)
         yield from _lines(logs)
 
     def step(self) -> Iterator[str]:
