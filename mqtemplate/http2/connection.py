@@ -215,9 +215,10 @@ class Http2Connection:
         if stream is None:
             self.outbound.refuse(exc.stream_id, exc.code)
         else:
+            receiver = stream.receiver
             self.outbound.reset_stream(stream, exc.code)
-            if stream.receiver is not None:
-                stream.receiver.on_reset(str(exc))
+            if receiver is not None:
+                receiver.on_reset(str(exc))
 
     # --- frames of requests -------------------------------------------------------------------------
 
@@ -371,9 +372,10 @@ class Http2Connection:
             return
         self._resets.spend(1, "streams that the client resets")
         stream.remote_ended = True
+        receiver = stream.receiver
         self.outbound.end_stream(stream)
-        if stream.receiver is not None:
-            stream.receiver.on_reset(f"the client reset the call, code {int.from_bytes(payload, 'big')}")
+        if receiver is not None:
+            receiver.on_reset(f"the client reset the call, code {int.from_bytes(payload, 'big')}")
 
     # --- frames of the connection -------------------------------------------------------------------
 
@@ -474,6 +476,12 @@ class Http2Connection:
     def ping(self) -> None:
         """Send a PING, to which a living peer responds."""
         self.outbound.emit(frame(frames.PING, 0, 0, b"mqtempl8"))
+
+    def close(self) -> list[StreamReceiver]:
+        """Free what the connection holds, since it is closed. Return the owners of the streams that were open."""
+        self._data, self._at, self._block = b"", 0, None
+        self._handlers.clear()  # they refer to this object
+        return self.outbound.end_all()
 
     def go_away(self, error: Http2Error) -> Http2Error:
         """Send GOAWAY, and return *error*. The peer may open no more streams; without a fault the open ones go on."""

@@ -22,7 +22,7 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter
 from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
+from mqtemplate.remoting.io_loop import READ, TURN_S, WRITE, IoLoop
 from mqtemplate.remoting.settings import (
     FIRST_TLS_BYTE,
     ConnectionLimit,
@@ -46,8 +46,6 @@ ALPN_HTTP2 = "h2"
 # --- listener socket ------------------------------------------------------------------------------
 
 
-_MAX_ACCEPTS = 64
-"""Number of connections accepted at once, before the open connections get their turn."""
 _RETRY_MS = 1_000
 # man accept: errors of the new connection, not of the listener
 _PEER_ERRORS = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
@@ -80,9 +78,8 @@ class Acceptor:
             self._loop.watch(self._socket, READ, self)
 
     def on_ready(self, events: int) -> None:
-        for _ in range(_MAX_ACCEPTS):
-            if self._is_closed:
-                return
+        end_s = time.monotonic() + TURN_S  # the open connections wait meanwhile
+        while not self._is_closed:
             try:
                 sock, sockaddr = self._socket.accept()
             except (BlockingIOError, InterruptedError):
@@ -94,6 +91,8 @@ class Acceptor:
                 continue
             sock.setblocking(False)
             self._on_accept(sock, peer_address(sockaddr))
+            if time.monotonic() >= end_s:
+                return
 
     def abort(self, reason: str) -> None:
         """Do nothing: one connection failed, the next one may succeed."""
@@ -125,6 +124,8 @@ class Acceptor:
 class Handshake:
     """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
 
+    The key exchange takes about a millisecond, so each step waits for the open connections, and addresses take turns.
+
     Args:
         tls: None: no client uses TLS.
         limits: Longest time until the first byte, and then for the handshake.
@@ -142,7 +143,7 @@ class Handshake:
 
     def __post_init__(self) -> None:
         self._tls: ssl.SSLSocket | None = None
-        self._is_done = False
+        self._is_done = self._is_in_line = False
         idle_ms = self.limits.idle_ms
         self._timer = self.loop.call_later(idle_ms, lambda: self.fail(f"idle for {format_ms(idle_ms)}", is_bad=False))
 
@@ -151,6 +152,12 @@ class Handshake:
         self.loop.watch(self.sock, READ, self)
 
     def on_ready(self, events: int) -> None:
+        if not self._is_in_line and not self._is_done:
+            self._is_in_line = True
+            self.loop.wait_for_turn(self.remote.ip, self)
+
+    def take_turn(self) -> None:
+        self._is_in_line = False
         if self._is_done:
             return
         try:
