@@ -480,7 +480,8 @@ class Http2Connection:
     def close(self) -> list[StreamReceiver]:
         """Free what the connection holds, since it is closed. Return the owners of the streams that were open."""
         self._data, self._at, self._block = b"", 0, None
-        self._handlers.clear()  # they refer to this object
+        self._handlers.clear()  # they refer to this object, and the other one to the owner
+        self._open_stream = _open_none
         return self.outbound.end_all()
 
     def go_away(self, error: Http2Error) -> Http2Error:
@@ -491,6 +492,10 @@ class Http2Connection:
 
 
 # --- requests -------------------------------------------------------------------------------------
+
+
+def _open_none(stream: Http2Stream, headers: dict[str, str]) -> StreamReceiver:
+    raise Http2Error(ErrorCode.REFUSED_STREAM, "the connection is closed", stream.id)
 
 
 def _joined(fields: list[HeaderField], stream_id: int) -> dict[str, str]:

@@ -410,10 +410,11 @@ class GrpcCall:
     def _close(self) -> None:
         """Report the end to the handler, unless it has finished the call."""
         self._forget()
+        on_closed, self.on_closed, self.on_leaving = self.on_closed, None, None  # they refer to this object
         if self._is_finished:
             self.report_unsent()
         else:
-            self._notify(self.on_closed if self._handler is None else self._handler.on_closed)
+            self._notify(on_closed if self._handler is None else self._handler.on_closed)
 
     def _forget(self) -> None:
         """Free what the call holds."""

@@ -379,7 +379,7 @@ class Outbound:
         return stream_id in self._reset or stream_id <= self._ignored_below
 
     def end_all(self) -> list[StreamReceiver]:
-        """Close all streams, since the connection is closed. Return their owners, which have to be told."""
+        """Close all streams, since the connection is closed. Return their owners, which have to know it."""
         streams = list(self.streams.values())
         self.streams.clear()
         self.queued_bytes = 0

@@ -133,8 +133,8 @@ class FairTurns:
     """Work that waits until the sockets that became ready are served: addresses take turns. Not thread-safe.
 
     A client that sends all the time would hold those that send now and then, and a client with many connections would
-    have many turns. So such work is done after the rest of each round. It takes as long as the rest at most, but at
-    least one turn.
+    have many turns. So such work is done after the rest of each round. It takes a quarter of the time of the rest at
+    most, but at least one turn.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -255,8 +255,7 @@ class Handler(Protocol):
 class IoLoop:
     """Thread that all sockets of one server, or of one client, share.
 
-    - Only its own thread may call `watch`, `unwatch` and `wait_for_turn`; any thread may call `call_soon`,
-      `call_later` and `wake`.
+    - Only its own thread may call `watch` and `unwatch`; any thread may call `call_soon`, `call_later` and `wake`.
     - An exception of a handler, a callback or a timer is logged, and the loop continues.
     - Delays are measured on the monotonic clock, so that a change of the wall clock ends no connection. On a virtual
       clock they are measured on that one: `wake` the loop after advancing it.
@@ -267,6 +266,7 @@ class IoLoop:
 
     Attributes:
         buffer: Buffer to receive into. A handler may use it while it is called.
+        turns: Work of clients that have much of it. Only the loop's own thread may add some.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class IoLoop:
         self.busy_poll_s = busy_poll_s
         self._requests = requests
         self._timers = Timers()
-        self._turns = FairTurns()
+        self.turns = FairTurns()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._wake_writer: socket.socket | None = None
         self._is_woken = False
@@ -360,15 +360,11 @@ class IoLoop:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 
-    def wait_for_turn(self, address: str, taker: TurnTaker) -> None:
-        """Let *taker* take a turn when the other sockets are served: its client has much work; see `FairTurns`."""
-        self._turns.add(address, taker)
-
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
         while not self._is_stopping:
             ready = self._wait(self._select_timeout_s())
-            start_s = time.monotonic() if self._turns else 0.0
+            start_s = time.monotonic() if self.turns else 0.0
             for key, events in ready:
                 self._sleeps_until_ms = 0.0
                 try:
@@ -379,10 +375,10 @@ class IoLoop:
             self._run_callbacks()
             for timer in self._timers.take_due(self.now_ms()):
                 self._call(timer.run)
-            if self._turns:
-                self._turns.run(self._take_turn, time.monotonic() - start_s if start_s else 0.0)
+            if self.turns:
+                self.turns.run(self._take_turn, (time.monotonic() - start_s) / 4 if start_s else 0.0)
         self._run_callbacks()
-        self._turns.run(self._take_turn, float("inf"))  # connections that are closed have no more work
+        self.turns.run(self._take_turn, float("inf"))  # connections that are closed have no more work
         self._selector.close()
         self._wake_reader.close()
         if self._wake_writer is not None:
@@ -393,7 +389,7 @@ class IoLoop:
         # after the next line would be missed until the loop wakes for another reason.
         self._sleeps_until_ms = float("inf")
         due_ms = self._timers.next_due_ms()
-        if self._callbacks or self._turns or self._is_stopping:
+        if self._callbacks or self.turns or self._is_stopping:
             return 0.0
         if due_ms is None:
             return None

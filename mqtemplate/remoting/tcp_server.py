@@ -154,7 +154,7 @@ class Handshake:
     def on_ready(self, events: int) -> None:
         if not self._is_in_line and not self._is_done:
             self._is_in_line = True
-            self.loop.wait_for_turn(self.remote.ip, self)
+            self.loop.turns.add(self.remote.ip, self)
 
     def take_turn(self) -> None:
         self._is_in_line = False
@@ -461,14 +461,23 @@ class TcpServer(Generic[ConnectionT]):
         connection.start()
 
     def _shared_limit(self, limit: int, attribute: str, what: str) -> MemoryLimit:
-        """Return the limit of an attribute's sum over all connections. Above it, the largest ones are closed."""
+        """Return the limit of an attribute's sum over all connections.
+
+        Above it, the largest connections are closed of the address that has most: one that opens many connections must
+        not cause the end of the others.
+        """
         size_of: Callable[[ConnectionT], int] = attrgetter(attribute)
 
         def close_largest() -> None:
-            while shared.is_exceeded and self._connections:
-                largest = max(self._connections.values(), key=size_of)
-                size = size_of(largest)
-                if not size:
+            if not shared.is_exceeded:  # this was planned more than once
+                return
+            of_address: dict[str, int] = {}
+            sizes = [(connection, size_of(connection)) for connection in self.connections()]
+            for connection, size in sizes:
+                of_address[connection.remote.ip] = of_address.get(connection.remote.ip, 0) + size
+            sizes.sort(key=lambda each: (of_address[each[0].remote.ip], each[1]), reverse=True)
+            for largest, size in sizes:
+                if not size or not shared.is_exceeded:
                     return
                 largest.end(f"all connections hold {shared.held} bytes {what}, this one {size} of them", is_bad=True)
 

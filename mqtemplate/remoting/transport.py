@@ -235,7 +235,7 @@ class SocketConnection:
     def _wait_for_turn(self) -> None:
         if not self._is_in_line:
             self._is_in_line = True
-            self._loop.wait_for_turn(self.remote.ip, self)
+            self._loop.turns.add(self.remote.ip, self)
 
     def take_turn(self) -> None:
         """Process the next requests, or read; but the peer may have to read responses first."""
