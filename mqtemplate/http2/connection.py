@@ -221,9 +221,10 @@ class Http2Connection:
         if stream is None:
             self.outbound.refuse(exc.stream_id, exc.code)
         else:
+            receiver = stream.receiver
             self.outbound.reset_stream(stream, exc.code)
-            if stream.receiver is not None:
-                stream.receiver.on_reset(str(exc))
+            if receiver is not None:
+                receiver.on_reset(str(exc))
 
     # --- frames of requests -------------------------------------------------------------------------
 
@@ -380,9 +381,10 @@ class Http2Connection:
             return
         self._resets.spend(1, "streams that the client resets")
         stream.remote_ended = True
+        receiver = stream.receiver
         self.outbound.end_stream(stream)
-        if stream.receiver is not None:
-            stream.receiver.on_reset(f"the client reset the call, code {int.from_bytes(payload, 'big')}")
+        if receiver is not None:
+            receiver.on_reset(f"the client reset the call, code {int.from_bytes(payload, 'big')}")
 
     # --- frames of the connection -------------------------------------------------------------------
 
@@ -510,6 +512,13 @@ class Http2Connection:
         """Return True if the peer reset a stream after this side had sent the end of the response."""
         return stream_id in self._late_resets
 
+    def close(self) -> list[StreamReceiver]:
+        """Free what the connection holds, since it is closed. Return the owners of the streams that were open."""
+        self._data, self._at, self._block = b"", 0, None
+        self._handlers.clear()  # they refer to this object, and the other one to the owner
+        self._open_stream = _open_none
+        return self.outbound.end_all()
+
     def go_away(self, error: Http2Error) -> Http2Error:
         """Send GOAWAY, and return *error*. The peer may open no more streams; without a fault the open ones go on."""
         self.is_going_away = True
@@ -522,6 +531,10 @@ def _ping_payload(number: int) -> bytes:
 
 
 # --- requests -------------------------------------------------------------------------------------
+
+
+def _open_none(stream: Http2Stream, headers: dict[str, str]) -> StreamReceiver:
+    raise Http2Error(ErrorCode.REFUSED_STREAM, "the connection is closed", stream.id)
 
 
 def _joined(fields: list[HeaderField], stream_id: int) -> dict[str, str]:

@@ -6,7 +6,9 @@ Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import partial
@@ -20,7 +22,7 @@ from mqtemplate.http2.frames import ErrorCode, Http2Error
 from mqtemplate.http2.limits import GrpcLimits
 from mqtemplate.http2.streams import Fields, Http2Stream
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.io_loop import Timer
+from mqtemplate.remoting.io_loop import TURN_S, Timer
 from mqtemplate.remoting.sockets import Stream
 from mqtemplate.remoting.transport import SocketConnection, SocketOwner
 from mqtemplate.user_code import error_text
@@ -242,6 +244,7 @@ class GrpcCall:
             self.report_unsent()
         self._stream.send_trailers(fields, is_frequent=fields is _OK)
         self._forget()
+        self.on_closed = self.on_leaving = None  # they refer to this object
 
     def send_http(self, fields: Fields) -> None:
         """Respond to a request that is no call of gRPC."""
@@ -424,10 +427,11 @@ class GrpcCall:
         """Report the end to the handler, unless it has finished the call."""
         self._is_lost = True
         self._forget()
+        on_closed, self.on_closed, self.on_leaving = self.on_closed, None, None  # they refer to this object
         if self._is_finished:
             self.report_unsent()
         else:
-            self._notify(self.on_closed if self._handler is None else self._handler.on_closed)
+            self._notify(on_closed if self._handler is None else self._handler.on_closed)
 
     def _forget(self) -> None:
         """Free what the call holds."""
@@ -484,6 +488,7 @@ class GrpcConnection(SocketConnection):
         self._http2 = Http2Connection(owner.grpc_limits.http2, self._open_call, self.loop.now_ms, self._plan_output)
         self._new_calls: list[GrpcCall] = []
         self._queued_bytes = 0  # as it was counted
+        self._ending: deque[Callable[[], None]] = deque()  # reports of the end of the connection to its calls
 
     @property
     def unread_bytes(self) -> int:
@@ -599,8 +604,30 @@ class GrpcConnection(SocketConnection):
     def _on_ended(self, reason: str) -> None:
         self._owner.unread_output.add(-self._queued_bytes)
         self._queued_bytes = 0
-        self._http2.outbound.end_all(reason)
-        for stream in self._http2.outbound.unaccepted():  # their responses were complete, so they are not open any more
-            if isinstance(stream.receiver, GrpcCall):
-                stream.receiver.report_unsent()
-        self._owner.on_closed(self, reason)
+        self._feed = _ignore  # the other function refers to this object
+        # The responses of the latter were complete.
+        unaccepted = [stream.receiver for stream in self._http2.outbound.unaccepted()]
+        self._ending.extend(partial(receiver.on_reset, reason) for receiver in self._http2.close())
+        self._ending.extend(call.report_unsent for call in unaccepted if isinstance(call, GrpcCall))
+        self._end_calls()
+
+    def take_turn(self) -> None:
+        if self._is_ended:
+            self._end_calls()
+        else:
+            super().take_turn()
+
+    def _end_calls(self) -> None:
+        """Tell the handlers of the calls for one turn that the connection is closed: there may be a thousand."""
+        self._is_in_line = False
+        end_s = time.monotonic() + TURN_S
+        while self._ending:
+            self._ending.popleft()()
+            if self._ending and time.monotonic() >= end_s:
+                self._wait_for_turn()
+                return
+        self._owner.on_closed(self, self._end_reason)
+
+
+def _ignore(data: memoryview) -> None:
+    """Ignore bytes: the connection is closed."""

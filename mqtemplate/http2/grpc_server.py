@@ -94,11 +94,14 @@ class GrpcServer(TcpServer[GrpcConnection]):
         """Send GOAWAY to all clients, which then open their next calls on other connections. `stop` does it, too."""
         self._start_draining()
 
-    def run(self, call: GrpcCall, work: Callable[[], None]) -> None:
+    def run(self, call: GrpcCall, work: Callable[[], None], held_bytes: int = 0) -> None:
         """Do *work* of a call in a worker thread, where it may block. The clients' connections take turns.
 
         The call ends with RESOURCE_EXHAUSTED if too much work waits already, and with INTERNAL if *work* raises an
         exception. Work of a call that has ended is dropped.
+
+        Args:
+            held_bytes: Size of what *work* holds beside the request.
         """
 
         def run_if_open() -> None:
@@ -109,7 +112,7 @@ class GrpcServer(TcpServer[GrpcConnection]):
                     call.fail(exc)
 
         self._heavy.move_to_thread()
-        if not self._workers.submit(call.connection, run_if_open, call.request_bytes):
+        if not self._workers.submit(call.connection, run_if_open, call.request_bytes + held_bytes):
             call.finish(GrpcStatus.RESOURCE_EXHAUSTED, "too many calls wait for a thread already; try again later")
 
     # --- interface of connections -------------------------------------------------------------------

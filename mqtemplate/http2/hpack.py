@@ -396,6 +396,11 @@ def _string(block: bytes, at: int) -> tuple[str, int]:
 # --- encoder --------------------------------------------------------------------------------------
 
 
+_MAX_HUFFMAN = 64
+"""Longest text that is sent in Huffman code. Longer ones are details of errors, each another one: the code would save
+a fifth of their bytes, and take most of the time of a refused call."""
+
+
 class HpackEncoder:
     """Encoder of the header blocks of one connection. Not thread-safe.
 
@@ -477,7 +482,7 @@ def _coded_integer(value: int, prefix: int, pattern: int) -> bytes:
 
 
 def _coded_string(text: str) -> bytes:
-    huffman = huffman_encode(text)
-    if len(huffman) < len(text):
+    huffman = huffman_encode(text) if len(text) <= _MAX_HUFFMAN else b""
+    if 0 < len(huffman) < len(text):
         return _coded_integer(len(huffman), 0x7F, 0x80) + huffman
     return _coded_integer(len(text), 0x7F, 0x00) + text.encode("latin-1")

@@ -52,5 +52,5 @@ class GrpcLimits(RemotingServerSettings):
 
     http2: Http2Limits = field(default_factory=Http2Limits)
     max_message_bytes: int = 130 * _MIB
-    max_partial_bytes: int = 256 * _MIB
+    max_partial_bytes: int = 160 * _MIB
     stall_ms: int = 60_000

@@ -32,6 +32,10 @@ class StreamReceiver(Protocol):
         """Handle the end of the stream before this side has ended it."""
 
 
+def _do_nothing() -> None:
+    """Plan no output: the connection is closed."""
+
+
 # --- stream ---------------------------------------------------------------------------------------
 
 
@@ -340,8 +344,13 @@ class Outbound:
     # --- ends of streams ----------------------------------------------------------------------------
 
     def end_stream(self, stream: Http2Stream) -> None:
-        """Close a stream after the last frame of this side, or of the peer. Called once for each."""
+        """Close a stream after the last frame of this side, or of the peer. Called once for each.
+
+        The stream forgets its owner, which refers to it: so both are freed without the garbage collector.
+        """
         stream.is_open = False
+        if not stream.is_tracked:
+            stream.receiver = None
         if stream.queued_bytes:
             self.queued_bytes -= stream.queued_bytes
             stream.drop_queue()
@@ -369,16 +378,20 @@ class Outbound:
         """Return True if this side ended a stream before the peer did, or if that is not known any more."""
         return stream_id in self._reset or stream_id <= self._ignored_below
 
-    def end_all(self, reason: str) -> None:
-        """Tell the owners of all streams that the connection is closed."""
+    def end_all(self) -> list[StreamReceiver]:
+        """Close all streams, since the connection is closed. Return their owners, which have to know it."""
         streams = list(self.streams.values())
         self.streams.clear()
         self.queued_bytes = 0
+        self._output.clear()
+        self._ready.clear()
+        self._plan_output = _do_nothing
+        receivers = [stream.receiver for stream in streams if stream.receiver is not None]
         for stream in streams:
             stream.is_open = False
+            stream.receiver = None
             stream.drop_queue()
-            if stream.receiver is not None:
-                stream.receiver.on_reset(reason)
+        return receivers
 
     def stalled(self, before_ms: float) -> list[Http2Stream]:
         """Return the streams whose first queued part has been waiting for the peer's windows since *before_ms*."""

@@ -112,6 +112,60 @@ class Timers:
                 self._cancelled = 0
 
 
+# --- turns ----------------------------------------------------------------------------------------
+
+
+TURN_S = 0.001
+"""Time for which the I/O thread works for one connection before others have their turn. All of them wait for it."""
+
+
+class TurnTaker(Protocol):
+    """Owner of work that waits for its turn."""
+
+    def take_turn(self) -> None:
+        """Do one piece of work, which should take no longer than `TURN_S`. Called in the loop's thread."""
+
+    def abort(self, reason: str) -> None:
+        """Close the socket, since `take_turn` raised an unexpected exception."""
+
+
+class FairTurns:
+    """Work that waits until the sockets that became ready are served: addresses take turns. Not thread-safe.
+
+    A client that sends all the time would hold those that send now and then, and a client with many connections would
+    have many turns. So such work is done after the rest of each round. It takes a quarter of the time of the rest at
+    most, but at least one turn.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._waiting: dict[str, deque[TurnTaker]] = {}  # by address; the next address is the first
+
+    def __bool__(self) -> bool:
+        """Return True if work waits."""
+        return bool(self._waiting)
+
+    def add(self, address: str, taker: TurnTaker) -> None:
+        """Let *taker* wait for a turn of its address."""
+        self._waiting.setdefault(address, deque()).append(taker)
+
+    def run(self, take_turn: Callable[[TurnTaker], None], seconds: float) -> None:
+        """Let one after the other take a turn for *seconds*, and for `TURN_S` at least.
+
+        Each address has one turn before the first one has the next.
+        """
+        end_s = self._now_s() + max(seconds, TURN_S)
+        while self._waiting:
+            address = next(iter(self._waiting))
+            takers = self._waiting.pop(address)
+            taker = takers.popleft()
+            if takers:
+                self._waiting[address] = takers  # the last one now
+            take_turn(taker)
+            if self._now_s() >= end_s:
+                break
+
+
 # --- waiting for sockets --------------------------------------------------------------------------
 
 
@@ -212,6 +266,7 @@ class IoLoop:
 
     Attributes:
         buffer: Buffer to receive into. A handler may use it while it is called.
+        turns: Work of clients that have much of it. Only the loop's own thread may add some.
     """
 
     def __init__(
@@ -224,6 +279,7 @@ class IoLoop:
         self.busy_poll_s = busy_poll_s
         self._requests = requests
         self._timers = Timers()
+        self.turns = FairTurns()
         self._callbacks: deque[Callable[[], None]] = deque()
         self._wake_writer: socket.socket | None = None
         self._is_woken = False
@@ -307,18 +363,22 @@ class IoLoop:
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
         while not self._is_stopping:
-            for key, events in self._wait(self._select_timeout_s()):
+            ready = self._wait(self._select_timeout_s())
+            start_s = time.monotonic() if self.turns else 0.0
+            for key, events in ready:
                 self._sleeps_until_ms = 0.0
                 try:
                     key.data.on_ready(events)
                 except BaseException as exc:  # whatever its class: all connections need this thread
-                    self._limited_log.log(ERROR, "remoting.handler_failed", loop=self._name, exc_info=exc)
-                    self._call(partial(key.data.abort, error_text(exc)))
+                    self._abort(key.data, exc)
             self._sleeps_until_ms = 0.0
             self._run_callbacks()
             for timer in self._timers.take_due(self.now_ms()):
                 self._call(timer.run)
+            if self.turns:
+                self.turns.run(self._take_turn, (time.monotonic() - start_s) / 4 if start_s else 0.0)
         self._run_callbacks()
+        self.turns.run(self._take_turn, float("inf"))  # connections that are closed have no more work
         self._selector.close()
         self._wake_reader.close()
         if self._wake_writer is not None:
@@ -329,7 +389,7 @@ class IoLoop:
         # after the next line would be missed until the loop wakes for another reason.
         self._sleeps_until_ms = float("inf")
         due_ms = self._timers.next_due_ms()
-        if self._callbacks or self._is_stopping:
+        if self._callbacks or self.turns or self._is_stopping:
             return 0.0
         if due_ms is None:
             return None
@@ -343,6 +403,16 @@ class IoLoop:
         self._is_woken = False
         for _ in range(len(self._callbacks)):
             self._call(self._callbacks.popleft())
+
+    def _take_turn(self, taker: TurnTaker) -> None:
+        try:
+            taker.take_turn()
+        except BaseException as exc:
+            self._abort(taker, exc)
+
+    def _abort(self, handler: Handler | TurnTaker, exc: BaseException) -> None:
+        self._limited_log.log(ERROR, "remoting.handler_failed", loop=self._name, exc_info=exc)
+        self._call(partial(handler.abort, error_text(exc)))
 
     def _call(self, callback: Callable[[], None]) -> None:
         try:

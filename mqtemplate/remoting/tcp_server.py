@@ -22,7 +22,7 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Counter
 from mqtemplate.processes import usable_processors
-from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop
+from mqtemplate.remoting.io_loop import READ, TURN_S, WRITE, IoLoop
 from mqtemplate.remoting.settings import (
     FIRST_TLS_BYTE,
     ConnectionLimit,
@@ -46,8 +46,6 @@ ALPN_HTTP2 = "h2"
 # --- listener socket ------------------------------------------------------------------------------
 
 
-_MAX_ACCEPTS = 64
-"""Number of connections accepted at once, before the open connections get their turn."""
 _RETRY_MS = 1_000
 # man accept: errors of the new connection, not of the listener
 _PEER_ERRORS = {errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH}
@@ -80,9 +78,8 @@ class Acceptor:
             self._loop.watch(self._socket, READ, self)
 
     def on_ready(self, events: int) -> None:
-        for _ in range(_MAX_ACCEPTS):
-            if self._is_closed:
-                return
+        end_s = time.monotonic() + TURN_S  # the open connections wait meanwhile
+        while not self._is_closed:
             try:
                 sock, sockaddr = self._socket.accept()
             except (BlockingIOError, InterruptedError):
@@ -94,6 +91,8 @@ class Acceptor:
                 continue
             sock.setblocking(False)
             self._on_accept(sock, peer_address(sockaddr))
+            if time.monotonic() >= end_s:
+                return
 
     def abort(self, reason: str) -> None:
         """Do nothing: one connection failed, the next one may succeed."""
@@ -125,6 +124,8 @@ class Acceptor:
 class Handshake:
     """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
 
+    The key exchange takes about a millisecond, so each step waits for the open connections, and addresses take turns.
+
     Args:
         tls: None: no client uses TLS.
         limits: Longest time until the first byte, and then for the handshake.
@@ -142,7 +143,7 @@ class Handshake:
 
     def __post_init__(self) -> None:
         self._tls: ssl.SSLSocket | None = None
-        self._is_done = False
+        self._is_done = self._is_in_line = False
         idle_ms = self.limits.idle_ms
         self._timer = self.loop.call_later(idle_ms, lambda: self.fail(f"idle for {format_ms(idle_ms)}", is_bad=False))
 
@@ -151,6 +152,12 @@ class Handshake:
         self.loop.watch(self.sock, READ, self)
 
     def on_ready(self, events: int) -> None:
+        if not self._is_in_line and not self._is_done:
+            self._is_in_line = True
+            self.loop.turns.add(self.remote.ip, self)
+
+    def take_turn(self) -> None:
+        self._is_in_line = False
         if self._is_done:
             return
         try:
@@ -454,14 +461,23 @@ class TcpServer(Generic[ConnectionT]):
         connection.start()
 
     def _shared_limit(self, limit: int, attribute: str, what: str) -> MemoryLimit:
-        """Return the limit of an attribute's sum over all connections. Above it, the largest ones are closed."""
+        """Return the limit of an attribute's sum over all connections.
+
+        Above it, the largest connections are closed of the address that has most: one that opens many connections must
+        not cause the end of the others.
+        """
         size_of: Callable[[ConnectionT], int] = attrgetter(attribute)
 
         def close_largest() -> None:
-            while shared.is_exceeded and self._connections:
-                largest = max(self._connections.values(), key=size_of)
-                size = size_of(largest)
-                if not size:
+            if not shared.is_exceeded:  # this was planned more than once
+                return
+            of_address: dict[str, int] = {}
+            sizes = [(connection, size_of(connection)) for connection in self.connections()]
+            for connection, size in sizes:
+                of_address[connection.remote.ip] = of_address.get(connection.remote.ip, 0) + size
+            sizes.sort(key=lambda each: (of_address[each[0].remote.ip], each[1]), reverse=True)
+            for largest, size in sizes:
+                if not size or not shared.is_exceeded:
                     return
                 largest.end(f"all connections hold {shared.held} bytes {what}, this one {size} of them", is_bad=True)
 

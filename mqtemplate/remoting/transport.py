@@ -13,14 +13,16 @@ from mqtemplate.durations import format_ms
 from mqtemplate.errors import RemoteProtocolError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.io_loop import READ, WRITE, IoLoop, Timer
+from mqtemplate.remoting.io_loop import READ, TURN_S, WRITE, IoLoop, Timer
 from mqtemplate.remoting.settings import ConnectionLimits, MemoryLimit
 from mqtemplate.remoting.sockets import OutboundBuffer, Stream, TlsStream, reason_of
 
 _log = get_logger("mqtemplate.remoting")
 
-_TURN_S = 0.002
+_TURN_S = TURN_S
 """A connection with more complete requests than it can process in this time waits until the others had their turn."""
+_BUSY_S = 0.1
+"""A connection that needed a whole turn sends much. For this time it is read in its turn, after the others."""
 
 _ids = itertools.count(1)
 
@@ -42,6 +44,8 @@ class SocketConnection:
     - A thread that sends writes to the socket itself if the outbound buffer is empty. The buffer takes what the socket
       does not accept, and the I/O thread sends it.
     - The connection does not read from a peer that does not read its output.
+    - A peer that sends more than the I/O thread processes in one turn waits for the others: see `FairTurns`. Its bytes
+      stay in the socket meanwhile, so it has to wait, too.
 
     Args:
         feed: Takes received bytes, which are valid during the call.
@@ -68,7 +72,9 @@ class SocketConnection:
         self._is_open = True
         self._is_corked = False  # True while the I/O thread collects responses, to send them together
         self._is_ended = False
-        self._is_paused = False
+        self._is_paused = False  # True while it has requests to process, or the peer has responses to read
+        self._is_in_line = False  # True while it waits for its turn
+        self._busy_until_s = 0.0
         self._interest = 0
         self._units_read = 0  # frames or commands: complete ones
         self._partial_bytes = 0
@@ -197,10 +203,14 @@ class SocketConnection:
             return
         if events & WRITE:
             self._flush()
-            self._resume()
+            if self._is_paused and self._may_resume():
+                self._wait_for_turn()
             self._set_interest()
-        if events & READ and not self._is_paused and not self._is_ended:
-            self._read()
+        if events & READ and not self._is_paused and not self._is_in_line and not self._is_ended:
+            if self._busy_until_s and time.monotonic() < self._busy_until_s:
+                self._wait_for_turn()
+            else:
+                self._read()
 
     def abort(self, reason: str) -> None:
         self.end(f"internal error: {reason}", is_bad=True)
@@ -222,11 +232,24 @@ class SocketConnection:
         self._feed(buffer[:count])
         self._process_turn()
 
-    def _resume(self) -> None:
-        """Process the next commands, unless the peer has to read responses first."""
-        if self._is_paused and not self._is_ended and self._outbound.size <= self._limits.pause_reading_bytes // 2:
+    def _wait_for_turn(self) -> None:
+        if not self._is_in_line:
+            self._is_in_line = True
+            self._loop.turns.add(self.remote.ip, self)
+
+    def take_turn(self) -> None:
+        """Process the next requests, or read; but the peer may have to read responses first."""
+        self._is_in_line = False
+        if self._is_ended:
+            return
+        if not self._is_paused:
+            self._read()
+        elif self._may_resume():
             self._is_paused = False
             self._process_turn()
+
+    def _may_resume(self) -> bool:
+        return not self._is_ended and self._outbound.size <= self._limits.pause_reading_bytes // 2
 
     def _process_turn(self) -> None:
         """Process complete commands for one turn. Stop reading if there are more, or too much output is unread."""
@@ -242,14 +265,15 @@ class SocketConnection:
             self._flush()
             if has_more and (self._outbound.size > limit or time.monotonic() >= end_s):
                 self._is_paused = True  # until the next turn, and until the peer has read half of the output
-                self._loop.call_soon(self._resume)
+                self._busy_until_s = end_s + _BUSY_S
+                self._wait_for_turn()
                 break
         if not self._is_ended:
             self._track_partial_frame(self._units_read > read_before)
             self._set_interest()
             # The selector does not report bytes that OpenSSL has decrypted already.
             if self._stream.has_buffered() and not self._is_paused:
-                self._loop.call_soon(partial(self.on_ready, READ))
+                self._wait_for_turn()
 
     def _track_partial_frame(self, has_progressed: bool) -> None:
         """Remember the start time of an incomplete frame, and count its bytes."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from urllib.parse import unquote
+
 import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.http2 import frames
+from mqtemplate.http2 import frames, grpc_call
 from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, settings_frame, window_update_frame
-from mqtemplate.http2.grpc_server import GrpcConnection, GrpcLimits, Http2Limits
+from mqtemplate.http2.grpc_server import GrpcConnection, GrpcLimits, GrpcStatus, Http2Limits
 from mqtemplate.http2.hpack import HpackEncoder
 from mqtemplate.remoting.settings import ConnectionLimits
 from tests.http2.conftest import OpenSocket, StartGrpc
@@ -285,6 +290,114 @@ def test_incomplete_messages_of_all_clients_share_one_limit(start_grpc: StartGrp
 
     assert is_served(other, 1)
     assert server.partial_input.held <= 500_000
+
+
+def test_work_that_waits_for_a_thread_counts_with_what_it_holds(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:
+    """The messages of a receive are larger than its request."""
+    server, path = start_grpc(limits(slow_workers=1, slow_queue_bytes=1_000)), "/test.Service/Large"
+    gate = threading.Event()
+    server.register(
+        path,
+        lambda call, message: server.run(call, lambda: call.reply(b"%d" % gate.wait(PATIENCE_S)), int(message)),
+    )
+    peer = open_socket(server)
+
+    peer.send(call(1, path, b"900"), call(3, path, b"900"), call(5, path, b"900"))
+
+    fields, content = peer.response()
+    assert (fields["grpc-status"], content) == (str(GrpcStatus.RESOURCE_EXHAUSTED), [])
+    assert "too many calls wait for a thread already" in unquote(fields["grpc-message"])
+    gate.set()
+    assert [peer.response()[1] for _ in range(2)] == [[b"1"]] * 2
+
+
+def test_above_a_common_limit_the_address_that_holds_most_is_closed(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    """One that opens many connections, with a little on each, must not cause the end of another client's connection."""
+    server = start_grpc(limits(max_unread_bytes=1_000_000))
+    shut = {frames.INITIAL_WINDOW_SIZE: 0}
+    large = open_socket(server, settings=shut)
+    large.send(call(1, BIG, b"400000"))
+    eventually(lambda: server.unread_output.held == 400_005, "the response is queued")
+
+    with capture_logs() as log:
+        for _ in range(4):
+            open_socket(server, settings=shut, source="127.0.1.9").send(call(1, BIG, b"200000"))
+        assert "all connections hold" in reason_of_end(server, log)
+
+    ended = [each for each in log if "all connections hold" in str(each.get("reason"))]
+    assert {str(each["remote"]).partition(":")[0] for each in ended} == {"127.0.1.9"}
+    assert large.until(frames.HEADERS)
+
+
+def test_the_calls_of_a_lost_connection_end_a_turn_at_a_time(
+    start_grpc: StartGrpc, open_socket: OpenSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be a thousand, and each may have to be cancelled in other parts of the server."""
+    monkeypatch.setattr(grpc_call, "TURN_S", 0.0)  # one call in each turn
+    server = start_grpc()
+    many, other = open_socket(server), open_socket(server)
+    many.send(*(call(number, HOLD, b"x") for number in range(1, 201, 2)))
+    calls = [server.held.get(timeout=PATIENCE_S) for _ in range(100)]
+
+    many.socket.close()
+
+    assert {server.closed_calls.get(timeout=PATIENCE_S) for _ in range(100)} == set(calls)
+    assert server.closed.get(timeout=PATIENCE_S) is calls[0].connection
+    assert not any(each.is_open for each in calls)
+    assert is_served(other, 1)
+
+
+def test_a_stop_ends_the_calls_of_all_connections(
+    start_grpc: StartGrpc, open_socket: OpenSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_call, "TURN_S", 0.0)
+    server = start_grpc()
+    peer = open_socket(server)
+    peer.send(*(call(number, HOLD, b"x") for number in range(1, 201, 2)))
+    calls = {server.held.get(timeout=PATIENCE_S) for _ in range(100)}
+
+    server.stop(0)
+
+    assert {server.closed_calls.get_nowait() for _ in range(100)} == calls
+    assert server.connections() == []
+
+
+def test_ended_calls_and_connections_are_freed_without_the_garbage_collector(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    """A collection holds all threads, for as long as there are objects that refer to each other."""
+    server = start_grpc()
+    peer, other = open_socket(server), open_socket(server)
+    peer.send(*(call(number, HOLD, b"x") for number in (1, 3, 5)))
+    held = [server.held.get(timeout=PATIENCE_S) for _ in range(3)]
+    metadata = [_Watched(each.metadata) for each in held]
+    connection = weakref.ref(held[0].connection)
+    freed = [weakref.ref(each) for each in metadata]
+    for each in held:
+        each.metadata = metadata.pop()  # a call itself cannot be watched
+    gc.disable()
+    try:
+        held[0].reply(b"answer")
+        peer.until(frames.DATA)
+        peer.send(rst_stream_frame(3, ErrorCode.CANCEL))
+        server.closed_calls.get(timeout=PATIENCE_S)
+        peer.socket.close()
+        server.closed_calls.get(timeout=PATIENCE_S)
+        server.closed.get(timeout=PATIENCE_S)
+        held.clear()
+        del each
+        assert is_served(other, 1)  # the loop refers to the connection until the next event
+
+        assert eventually(lambda: [each() for each in freed] == [None] * 3, "the calls are freed")
+        assert eventually(lambda: connection() is None, "the connection is freed")
+    finally:
+        gc.enable()
+
+
+class _Watched(dict[str, str]):
+    """A dictionary with weak references."""
 
 
 def test_a_frame_must_end_in_time(start_grpc: StartGrpc, open_socket: OpenSocket) -> None:

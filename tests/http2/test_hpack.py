@@ -270,3 +270,14 @@ def test_huffman_codes_survive(text: str) -> None:
 
 def test_a_huffman_code_is_that_of_the_rfc() -> None:
     assert huffman_encode("www.example.com") == block("f1e3 c2e5 f23a 6ba0 ab90 f4ff")
+
+
+@pytest.mark.parametrize("length", [64, 65])
+def test_a_long_text_is_sent_without_huffman_code(length: int) -> None:
+    """Details of errors are long, and each is another one: the code would take longer than the bytes that it saves."""
+    field = ("grpc-message", "e" * length)
+
+    encoded = HpackEncoder().encode((field,))
+
+    assert (len(encoded) > length) is (length > 64)
+    assert HpackDecoder(1 << 20).decode(encoded) == [field]

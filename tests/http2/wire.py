@@ -155,10 +155,23 @@ class ConnectionPeer:
 
 
 class SocketPeer:
-    """A client with a socket."""
+    """A client with a socket.
 
-    def __init__(self, address: HostAddress, *, settings: dict[int, int] | None = None, greets: bool = True) -> None:
-        self.socket = socket.create_connection((address.ip, address.port), timeout=PATIENCE_S)
+    Args:
+        source: Address of the client, in the network 127.0.0.0/8.
+    """
+
+    def __init__(
+        self,
+        address: HostAddress,
+        *,
+        settings: dict[int, int] | None = None,
+        greets: bool = True,
+        source: str = "127.0.0.1",
+    ) -> None:
+        self.socket = socket.create_connection(
+            (address.ip, address.port), timeout=PATIENCE_S, source_address=(source, 0)
+        )
         self._decoder = HpackDecoder(1 << 20)
         self._data = b""
         self._frames: list[Frame] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import socket
 import threading
@@ -11,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.remoting.io_loop import READ, IoLoop
+from mqtemplate.remoting.io_loop import READ, TURN_S, FairTurns, IoLoop
 from tests.waiting import PATIENCE_S
 
 
@@ -124,3 +125,128 @@ def test_a_loop_that_was_never_started_can_be_stopped() -> None:
     loop.stop()
 
     assert not loop.is_current_thread
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+class Turns:
+    """`FairTurns` whose work takes *turn_s* on a clock of its own.
+
+    Attributes:
+        taken: Names of those that took a turn, in order.
+    """
+
+    def __init__(self, turn_s: float) -> None:
+        self.now_s = 0.0
+        self.taken: list[str] = []
+        self._turn_s = turn_s
+        self._turns = FairTurns(lambda: self.now_s)
+
+    def add(self, address: str, *names: str) -> None:
+        for name in names:
+            self._turns.add(address, Taker(name))
+
+    def run(self, seconds: float) -> list[str]:
+        """Return the names of those that took a turn."""
+        before = len(self.taken)
+        self._turns.run(self._take, seconds)
+        return self.taken[before:]
+
+    def _take(self, taker: object) -> None:
+        assert isinstance(taker, Taker)
+        self.taken.append(taker.name)
+        self.now_s += self._turn_s
+
+
+class Taker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def take_turn(self) -> None:
+        """Do nothing: only the order counts."""
+
+    def abort(self, reason: str) -> None:
+        """Do nothing: no turn fails."""
+
+
+def test_addresses_take_turns_however_many_connections_each_has() -> None:
+    turns = Turns(TURN_S)
+    turns.add("10.0.0.1", "a1", "a2", "a3", "a4")
+    turns.add("10.0.0.2", "b1")
+    turns.add("10.0.0.3", "c1", "c2")
+
+    assert turns.run(60) == ["a1", "b1", "c1", "a2", "c2", "a3", "a4"]
+
+
+def test_turns_end_when_their_time_is_over_and_continue_with_the_next_address() -> None:
+    turns = Turns(TURN_S)
+    turns.add("10.0.0.1", "a1", "a2")
+    turns.add("10.0.0.2", "b1", "b2")
+
+    assert [turns.run(0) for _ in range(4)] == [["a1"], ["b1"], ["a2"], ["b2"]]
+    assert turns.run(0) == []
+
+
+def test_short_work_shares_the_time_of_one_turn() -> None:
+    """Handshakes of many clients are short: one in each round would be too few."""
+    turns = Turns(TURN_S / 4)
+    turns.add("10.0.0.1", *(f"a{number}" for number in range(10)))
+
+    assert turns.run(0) == ["a0", "a1", "a2", "a3"]
+    assert len(turns.run(TURN_S * 1.25)) == 5
+
+
+def test_a_socket_that_is_ready_is_served_before_each_turn(loop: IoLoop) -> None:
+    """Work for a thousand turns of one client waits; in each round the sockets of the others come first."""
+    left, right = socket.socketpair()
+    order: queue.Queue[str] = queue.Queue()
+
+    class Other:
+        def on_ready(self, events: int) -> None:
+            left.recv(1)
+            order.put("other")
+
+        def abort(self, reason: str) -> None:
+            order.put(reason)
+
+    class Busy:
+        turns = 0
+
+        def take_turn(self) -> None:
+            self.turns += 1
+            order.put("busy")
+            right.send(b"x")
+            if self.turns < 5:
+                loop.turns.add("10.0.0.1", self)
+
+        def abort(self, reason: str) -> None:
+            order.put(reason)
+
+    hours = itertools.count(0, 3_600)
+    loop.turns = FairTurns(lambda: next(hours))  # each turn takes all the time
+    loop.call_soon(lambda: loop.watch(left, READ, Other()))
+    loop.call_soon(lambda: loop.turns.add("10.0.0.1", Busy()))
+
+    assert [order.get(timeout=PATIENCE_S) for _ in range(10)] == ["busy", "other"] * 5
+    loop.call_soon(lambda: loop.unwatch(left))
+    loop.stop()
+    left.close()
+    right.close()
+
+
+def test_a_client_whose_turn_raises_an_exception_is_aborted(loop: IoLoop) -> None:
+    ended: queue.Queue[str] = queue.Queue()
+
+    class Broken:
+        def take_turn(self) -> None:
+            raise RuntimeError("unexpected")
+
+        def abort(self, reason: str) -> None:
+            ended.put(reason)
+
+    with capture_logs() as logs:
+        loop.call_soon(lambda: loop.turns.add("10.0.0.1", Broken()))
+        assert "unexpected" in ended.get(timeout=PATIENCE_S)
+
+    assert logs[0]["event"] == "remoting.handler_failed"

@@ -45,9 +45,13 @@ class GrpcAnswers:
             if answer is not None:
                 call.reply(answer.SerializeToString())
 
-    def later(self, call: GrpcCall, work: Work) -> None:
-        """Run *work* in a worker thread: it writes a table, reads many messages, or computes for long."""
-        self._server.run(call, lambda: self.now(call, work))
+    def later(self, call: GrpcCall, work: Work, held_bytes: int = 0) -> None:
+        """Run *work* in a worker thread: it writes a table, reads many messages, or computes for long.
+
+        Args:
+            held_bytes: Size of what *work* holds beside the request.
+        """
+        self._server.run(call, lambda: self.now(call, work), held_bytes)
 
     def fail(self, call: GrpcCall, error: Exception) -> None:
         """Answer a call whose work raised an error."""

@@ -20,6 +20,7 @@ from mqtemplate.errors import BrokerClosedError, MessageError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code, Permission
+from mqtemplate.http2.grpc_server import GrpcCall
 from mqtemplate.message import HostAddress
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
@@ -49,6 +50,8 @@ _BUSY_MS = 1_000
 """Time after which a message is visible again that was not sent because the server has too much work. At once, the next
 receive would have the same end."""
 _TURN_S = 0.001
+_MAX_UNREAD_BYTES = 16 << 20
+"""With more bytes of responses than this, which a connection does not read, its receives get no messages."""
 _MAX_ACKS = 4_096
 """Most messages of one acknowledgement. RocketMQ's clients send one, or those of one receive."""
 _RECEIPT_MS = 1_000
@@ -121,6 +124,7 @@ class GrpcConsuming:
         topic = check_topic_name(request.message_queue.topic.name)
         group = check_group_name(request.group.name)
         self._readable(topic)
+        _check_unread(context.call)
         kind, expression = filter_of(request.filter_expression)
         is_known = self._core.subscriptions.find((kind, expression)) is not None
         if self._core.groups.find(group) is None or (len(expression) > LONG_EXPRESSION and not is_known):
@@ -308,8 +312,12 @@ class GrpcConsuming:
             self._answers.fail(context.call, _too_many())
         elif not result.messages:
             self.answer_empty(context)
+        elif context.call.connection.unread_bytes > _MAX_UNREAD_BYTES:  # many receives waited
+            receive.put_back(result, _BUSY_MS)
+            self._answers.fail(context.call, _unread(context.call))
         elif _is_long(result):
-            self._answers.later(context.call, lambda: receive.send(result))
+            held_bytes = sum(len(each.record.body) for each in result.messages)
+            self._answers.later(context.call, lambda: receive.send(result), held_bytes)
             if not context.call.is_open:  # it was refused, since too much work waits, or its client is gone
                 receive.put_back(result, _BUSY_MS)
         else:
@@ -537,6 +545,20 @@ def _superseded(handle: str) -> GrpcRefusedError:
     return GrpcRefusedError(
         Code.INVALID_RECEIPT_HANDLE,
         f"the receipt handle {handle[:128]!r} has expired, or a newer delivery of the message replaced it",
+    )
+
+
+def _check_unread(call: GrpcCall) -> None:
+    """Refuse a receive of a client that does not read what it received: the messages would fill the memory."""
+    if call.connection.unread_bytes > _MAX_UNREAD_BYTES:
+        raise _unread(call)
+
+
+def _unread(call: GrpcCall) -> GrpcRefusedError:
+    return GrpcRefusedError(
+        Code.TOO_MANY_REQUESTS,
+        f"{call.connection.unread_bytes} bytes of responses wait until the client reads them, allowed are "
+        f"{_MAX_UNREAD_BYTES}; receive more when it has read them",
     )
 
 

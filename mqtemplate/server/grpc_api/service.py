@@ -302,11 +302,11 @@ class _Telemetry:
         if len(message) > MAX_BODY_BYTES:
             call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a command has at most {MAX_BODY_BYTES} bytes")
         elif len(message) > _INLINE_BYTES:
-            self._service.run(self._context, lambda: self._decode(message))
+            self._service.run(self._context, lambda: self._decode(message, in_worker=True))
         else:
             self._decode(message)
 
-    def _decode(self, message: bytes) -> None:
+    def _decode(self, message: bytes, *, in_worker: bool = False) -> None:
         call = self._context.call
         try:
             command = protos.TelemetryCommand.FromString(message)
@@ -314,7 +314,9 @@ class _Telemetry:
             call.finish(GrpcStatus.INTERNAL, f"the message is not a TelemetryCommand: {exc}")
             return
         kind = command.WhichOneof("command")
-        if kind == "settings":
+        if kind == "settings" and in_worker:  # it takes many times the memory of the message, so it must not wait
+            self._service.report(self._context, command)
+        elif kind == "settings":
             # In a worker thread: a group may have to be created.
             self._service.run(self._context, lambda: self._service.report(self._context, command))
         elif kind in ("thread_stack_trace", "verify_message_result"):

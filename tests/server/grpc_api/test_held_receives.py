@@ -22,6 +22,7 @@ from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.headers.pop import PollingInfoRequestHeader, PollingInfoResponseHeader
 from mqtemplate.server import Account, AclSettings, BrokerServer, Right
+from mqtemplate.server.grpc_api import consuming
 from tests.http2.wire import SocketPeer, call, changed, data, headers, messages
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
@@ -415,6 +416,61 @@ def test_a_kill_right_after_the_response_does_not_hide_a_message_for_hours(tmp_p
 
         [again] = same.receive(GROUP, TOPIC, auto_renew=True, timeout=600).messages
         assert again.system_properties.delivery_attempt == 2
+
+
+# --- clients that do not read ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def shut_peer(monkeypatch: pytest.MonkeyPatch, open_peer: OpenPeer) -> SocketPeer:
+    """A client that permits no byte of a response. More than 1,000 unread bytes are too many."""
+    monkeypatch.setattr(consuming, "_MAX_UNREAD_BYTES", 1_000)
+    return open_peer(settings={frames.INITIAL_WINDOW_SIZE: 0})
+
+
+def wait_for_unread(server: Server) -> None:
+    grpc = endpoint(server).server
+    eventually(lambda: any(each.unread_bytes > 1_000 for each in grpc.connections()), "the messages wait")
+
+
+def status_of(peer: SocketPeer, stream_id: int) -> tuple[Code, str]:
+    """Permit the response of one call, and return its status."""
+    peer.send(window_update_frame(stream_id, 10_000))
+    answer = protos.ReceiveMessageResponse.FromString(messages(peer.until(frames.DATA).payload)[0])
+    return Code(answer.status.code), answer.status.message
+
+
+def test_a_client_that_does_not_read_its_messages_gets_no_more(
+    server: Server, tool: GrpcTool, topic: str, shut_peer: SocketPeer
+) -> None:
+    tool.send(message(topic, b"x" * 2_000, "id-1"))
+    shut_peer.send(receive_call(1))
+    wait_for_unread(server)
+    tool.send(message(topic, b"second", "id-2"))
+
+    shut_peer.send(receive_call(3))
+
+    code, text = status_of(shut_peer, 3)
+    assert code is Code.TOO_MANY_REQUESTS
+    assert "bytes of responses wait until the client reads them, allowed are 1000; receive more when" in text
+    assert tool.receive(GROUP, topic, wait_s=20).bodies == [b"second"]
+
+
+def test_a_receive_that_waited_gets_no_message_either_and_another_client_gets_it(
+    server: Server, tool: GrpcTool, topic: str, shut_peer: SocketPeer
+) -> None:
+    """A client could send many receives before the first message is there."""
+    shut_peer.send(receive_call(1, count=1), receive_call(3, count=1))
+    wait_for_receives(server, 2)
+    tool.send(message(topic, b"x" * 2_000, "id-1"))
+    wait_for_unread(server)
+
+    tool.send(message(topic, b"second", "id-2"))
+
+    assert status_of(shut_peer, 3)[0] is Code.TOO_MANY_REQUESTS
+    received = tool.receive(GROUP, topic, wait_s=20)
+    assert received.bodies == [b"second"]
+    assert received.messages[0].system_properties.delivery_attempt == 1
 
 
 # --- the end of the server ------------------------------------------------------------------------
