@@ -205,6 +205,21 @@ class SocketPeer:
                 return {"reset": found.code.name}, []
         return {"reset": "connection"}, []
 
+    def responses(self, count: int) -> dict[int, tuple[dict[str, str], list[bytes]]]:
+        """Return the next responses by stream: fields and trailers, and messages."""
+        fields: dict[int, dict[str, str]] = {}
+        contents: dict[int, bytes] = {}
+        ended = []
+        while len(ended) < count and (found := self.next_frame()) is not None:
+            if found.kind == frames.HEADERS:
+                received = fields.setdefault(found.stream_id, {})
+                received |= dict(self._decoder.decode(found.payload))
+            elif found.kind == frames.DATA:
+                contents[found.stream_id] = contents.get(found.stream_id, b"") + found.payload
+            if found.kind in (frames.HEADERS, frames.DATA) and found.flags & frames.END_STREAM:
+                ended.append(found.stream_id)
+        return {each: (fields[each], messages(contents.get(each, b""))) for each in ended}
+
     def is_ended(self) -> bool:
         """Read to the end of the connection."""
         while self.next_frame() is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable
 from logging import ERROR
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.grpc_protos import protos
-from mqtemplate.grpc_protos.enums import Code
+from mqtemplate.grpc_protos.enums import AddressScheme, Code
 from mqtemplate.http2.grpc_server import GrpcCall, GrpcServer
+from mqtemplate.message import HostAddress
 from mqtemplate.server.grpc_api.messages import set_now
 from mqtemplate.server.grpc_api.status import error_status, is_expected, status
 
@@ -25,6 +27,20 @@ _RECEIVE = protos.method_path("ReceiveMessage")
 def status_answer(found: Any) -> bytes:
     """Return the answer of any unary method that only has a status: it is field 1 in all of them."""
     return bytes(protos.QueryRouteResponse(status=found).SerializeToString())
+
+
+def broker_of(name: str, address: HostAddress) -> Any:
+    """Return a broker as queues of routes name it: clients send all calls to its endpoints.
+
+    C++ refuses endpoints without the scheme.
+    """
+    try:
+        version = ipaddress.ip_address(address.ip).version
+        scheme = AddressScheme.IPv4 if version == 4 else AddressScheme.IPv6
+    except ValueError:
+        scheme = AddressScheme.DOMAIN_NAME
+    endpoints = protos.Endpoints(scheme=scheme, addresses=[protos.Address(host=address.ip, port=address.port)])
+    return protos.Broker(name=name, id=0, endpoints=endpoints)
 
 
 class GrpcAnswers:

@@ -26,7 +26,7 @@ from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.server.core.server_core import ServerCore
-from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
+from mqtemplate.server.grpc_api.answers import GrpcAnswers, broker_of, ok
 from mqtemplate.server.grpc_api.checks import (
     MAX_INVISIBLE_MS,
     MIN_INVISIBLE_MS,
@@ -36,8 +36,8 @@ from mqtemplate.server.grpc_api.checks import (
 from mqtemplate.server.grpc_api.client_settings import RECEIVE_BATCH_SIZE, max_attempts, poll_ms
 from mqtemplate.server.grpc_api.clients import GrpcClients, filter_of
 from mqtemplate.server.grpc_api.context import GrpcContext
+from mqtemplate.server.grpc_api.encoded import ok_ack_answer
 from mqtemplate.server.grpc_api.messages import delivered_message, milliseconds
-from mqtemplate.server.grpc_api.producing import broker_of
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, error_status, overall, status
 from mqtemplate.server.pulls.pull_checks import LONG_EXPRESSION
 from mqtemplate.server.state.groups import mixed_group_error
@@ -175,13 +175,13 @@ class GrpcConsuming:
         ack = _Ack(context, list(request.entries))
         for number, entry in enumerate(request.entries):
             try:
-                handle = self._handle(context, entry.receipt_handle)
+                handle = self.handle(context, entry.receipt_handle)
                 if not self.pop.ack(group, topic, handle, partial(ack.done, number)):
-                    raise _superseded(entry.receipt_handle)
+                    raise superseded(entry.receipt_handle)
             except (MessageError, StoreError, GrpcRefusedError) as exc:
                 ack.done(number, exc)
 
-    def _handle(self, context: GrpcContext, text: str) -> ReceiptHandle:
+    def handle(self, context: GrpcContext, text: str) -> ReceiptHandle:
         """Return the handle of a request.
 
         Raises:
@@ -200,7 +200,7 @@ class GrpcConsuming:
         client = self._clients.find(context)
         is_fixed = client is not None and client.kind == ClientType.SIMPLE_CONSUMER
         if is_fixed and handle.expires_ms <= self._clock.now_ms():
-            raise _superseded(text)
+            raise superseded(text)
         return handle
 
     def change_invisible(self, context: GrpcContext, request: Any) -> None:
@@ -211,25 +211,25 @@ class GrpcConsuming:
                 Code.ILLEGAL_INVISIBLE_TIME,
                 f"the invisible duration must be 0 ms to {MAX_INVISIBLE_MS} ms, got {invisible_ms} ms",
             )
-        handle = self._handle(context, request.receipt_handle)
+        handle = self.handle(context, request.receipt_handle)
         answer = _WhenBoth(context)
         changed = self.pop.change_invisible(
             group, topic, handle, invisible_ms, answer.durable, counts=not request.suspend
         )
         if changed is None:
-            raise _superseded(request.receipt_handle)
+            raise superseded(request.receipt_handle)
         answer.complete(protos.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=changed.text))
 
     def forward(self, context: GrpcContext, request: Any) -> None:
         """Store a message in the dead letter topic of its group. The topic may have to be created."""
         group, topic = check_group_name(request.group.name), check_topic_name(request.topic.name)
-        handle = self._handle(context, request.receipt_handle)
+        handle = self.handle(context, request.receipt_handle)
         self._answers.later(context.call, lambda: self._forward(context, group, topic, handle))
 
     def _forward(self, context: GrpcContext, group: str, topic: str, handle: ReceiptHandle) -> None:
         answer = _WhenBoth(context)
         if not self.pop.dead_letter(group, topic, handle, answer.durable):
-            raise _superseded(handle.text)
+            raise superseded(handle.text)
         answer.complete(protos.ForwardMessageToDeadLetterQueueResponse(status=ok()))
 
     # --- deliveries ----------------------------------------------------------------------------
@@ -454,15 +454,22 @@ class _Ack:
             self._results[number] = error
             if len(self._results) < len(self._entries):
                 return
-        answer, codes = protos.AckMessageResponse(), []
-        for at, entry in enumerate(self._entries):
-            result, problem = answer.entries.add(), self._results[at]
-            result.message_id, result.receipt_handle = entry.message_id, entry.receipt_handle
-            result.status.CopyFrom(ok() if problem is None else error_status(problem))
-            codes.append(Code(result.status.code))
-        code = overall(codes)
-        answer.status.CopyFrom(answer.entries[0].status if code is not Code.MULTIPLE_RESULTS else status(code))
-        self._context.call.reply(answer.SerializeToString())
+        self._context.call.reply(ack_answer(self._entries, [self._results[at] for at in range(len(self._entries))]))
+
+
+def ack_answer(entries: Sequence[Any], results: Sequence[Exception | None]) -> bytes:
+    """Return the answer to an acknowledgement whose entries have these results."""
+    if len(entries) == 1 and results[0] is None:
+        return ok_ack_answer(entries[0].message_id, entries[0].receipt_handle)
+    answer, codes = protos.AckMessageResponse(), []
+    for entry, problem in zip(entries, results, strict=True):
+        result = answer.entries.add()
+        result.message_id, result.receipt_handle = entry.message_id, entry.receipt_handle
+        result.status.CopyFrom(ok() if problem is None else error_status(problem))
+        codes.append(Code(result.status.code))
+    code = overall(codes)
+    answer.status.CopyFrom(answer.entries[0].status if code is not Code.MULTIPLE_RESULTS else status(code))
+    return bytes(answer.SerializeToString())
 
 
 class _WhenBoth:
@@ -514,7 +521,8 @@ def _is_long(result: PopResult) -> bool:
     )
 
 
-def _superseded(handle: str) -> GrpcRefusedError:
+def superseded(handle: str) -> GrpcRefusedError:
+    """Return the error for a handle whose delivery is over."""
     return GrpcRefusedError(
         Code.INVALID_RECEIPT_HANDLE,
         f"the receipt handle {handle[:128]!r} has expired, or a newer delivery of the message replaced it",

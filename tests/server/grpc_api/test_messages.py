@@ -15,8 +15,8 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host, parse_record
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.record.properties import decode_properties, encode_properties
+from mqtemplate.server.grpc_api.encoded import ok_answer
 from mqtemplate.server.grpc_api.messages import delivered_message, queue_of_group, sent_properties
-from mqtemplate.server.grpc_api.producing import ok_answer
 
 HOST = HostAddress("127.0.0.1", 10911)
 
