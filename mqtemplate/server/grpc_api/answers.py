@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from logging import ERROR
 from typing import Any
 
@@ -22,6 +22,8 @@ Work = Callable[[], Any]
 """Function that returns the answer as a message, or None: it answers later."""
 
 _RECEIVE = protos.method_path("ReceiveMessage")
+_WRITTEN_BYTES = 64 << 10
+"""Size of the messages that are written together."""
 
 
 def status_answer(found: Any) -> bytes:
@@ -79,15 +81,26 @@ class GrpcAnswers:
         """Log an error that is a defect of the server, or of its disk."""
         self._peer_log.log(ERROR, "server.request_failed", request=call.method, exc_info=error)
 
-    def end_receive(self, call: GrpcCall, found: Any, messages: tuple[Any, ...] | list[Any] = ()) -> None:
-        """Answer a receive: the status, the messages, and the time. The stream always ends, since clients wait."""
+    def end_receive(self, call: GrpcCall, found: Any, messages: Iterable[bytes] = ()) -> None:
+        """Answer a receive: the status, the messages, and the time. The stream always ends, since clients wait.
+
+        Args:
+            messages: Encoded ``ReceiveMessageResponse``. They are taken and written some at a time: all of them may
+                need much memory.
+        """
         response = protos.ReceiveMessageResponse
-        call.write(response(status=found).SerializeToString())
+        parts: list[bytes] = [response(status=found).SerializeToString()]
+        size = 0
         for message in messages:
-            call.write(response(message=message).SerializeToString())
+            parts.append(message)
+            size += len(message)
+            if size >= _WRITTEN_BYTES:
+                call.write_all(parts)
+                parts, size = [], 0
         last = response()
         set_now(last.delivery_timestamp, self._clock.now_ms())
-        call.write(last.SerializeToString())
+        parts.append(last.SerializeToString())
+        call.write_all(parts)
         call.finish()
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from mqtemplate.engine.clients import Owner
-from mqtemplate.engine.pop.pop import HeldPop, PoppedMessage, PopRequest, PopResult, PopService
+from mqtemplate.engine.pop.pop import HeldPop, PopRequest, PopResult, PopService
 from mqtemplate.engine.pop.receipt_handle import ReceiptHandle
 from mqtemplate.errors import BrokerClosedError, MessageError, StoreError
 from mqtemplate.event_log import get_logger
@@ -37,7 +37,7 @@ from mqtemplate.server.grpc_api.client_settings import RECEIVE_BATCH_SIZE, max_a
 from mqtemplate.server.grpc_api.clients import GrpcClients, filter_of
 from mqtemplate.server.grpc_api.context import GrpcContext
 from mqtemplate.server.grpc_api.encoded import ok_ack_answer
-from mqtemplate.server.grpc_api.messages import delivered_message, milliseconds
+from mqtemplate.server.grpc_api.messages import MessageEncoder, milliseconds
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, error_status, overall, status
 from mqtemplate.server.pulls.pull_checks import LONG_EXPRESSION
 from mqtemplate.server.state.groups import mixed_group_error
@@ -80,6 +80,7 @@ class GrpcConsuming:
         self._address = address
         self._engine = core.registration.engine
         self._clock = self._engine.clock
+        self._encoder = MessageEncoder(self._engine.settings.max_body_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[_Receive, None]] = {}  # client ID -> its receives that wait
         self._soon: deque[Callable[[], None]] = deque()
@@ -322,8 +323,9 @@ class GrpcConsuming:
 
     def send(self, context: GrpcContext, topic: str, result: PopResult) -> None:
         """Send messages, and end the receive."""
-        limit = self._engine.settings.max_body_bytes()
-        self._answers.end_receive(context.call, ok(), [_proto(each, topic, limit) for each in result.messages])
+        encode = self._encoder.encode
+        messages = (encode(each.record, topic, each.handle.text, each.attempt) for each in result.messages)
+        self._answers.end_receive(context.call, ok(), messages)
 
     def release_soon(self, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
         """Make messages visible again that their client did not get, a few at a time."""
@@ -500,13 +502,6 @@ class _WhenBoth:
         if self._error is not None:
             answer.status.CopyFrom(error_status(self._error))
         self._context.call.reply(answer.SerializeToString())
-
-
-def _proto(popped: PoppedMessage, topic: str, max_body_bytes: int) -> Any:
-    message = delivered_message(popped.record, topic, max_body_bytes)
-    message.system_properties.receipt_handle = popped.handle.text
-    message.system_properties.delivery_attempt = popped.attempt
-    return message
 
 
 def _handles(result: PopResult) -> list[ReceiptHandle]:
