@@ -79,6 +79,7 @@ class Http2Connection:
         open_stream: Returns the owner of a new stream, with the fields of the request.
         now_ms: A monotonic time.
         plan_output: Called once when there is output outside of `process`, until `take_output`.
+        on_processed: Called in `process` after the last frame, and before the GOAWAY of an error.
 
     Attributes:
         outbound: The open streams, and the frames to send.
@@ -93,6 +94,7 @@ class Http2Connection:
         open_stream: Callable[[Http2Stream, dict[str, str]], StreamReceiver],
         now_ms: Callable[[], float],
         plan_output: Callable[[], None] = lambda: None,
+        on_processed: Callable[[], None] = lambda: None,
     ) -> None:
         self._control = Budget(limits.max_control_frames, limits.control_frames_per_s, now_ms)
         self._resets = Budget(limits.max_resets, limits.resets_per_s, now_ms)
@@ -103,6 +105,7 @@ class Http2Connection:
         self.is_going_away = False
         self._limits = limits
         self._open_stream = open_stream
+        self._on_processed = on_processed
         self._decoder = HpackDecoder(limits.max_header_bytes)
         self._data = b""
         self._at = 0
@@ -158,7 +161,10 @@ class Http2Connection:
         """
         self.outbound.is_collecting = True
         try:
-            return self._process(end_s)
+            try:
+                return self._process(end_s)
+            finally:
+                self._on_processed()
         except HpackError as exc:
             raise self.go_away(Http2Error(ErrorCode.COMPRESSION_ERROR, str(exc))) from exc
         except Http2Error as exc:

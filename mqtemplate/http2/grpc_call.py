@@ -5,20 +5,26 @@ Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 
 from __future__ import annotations
 
-import re
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
-from enum import IntEnum
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from logging import ERROR
 from typing import Protocol
-from urllib.parse import quote
 
 from mqtemplate.durations import format_ms
 from mqtemplate.http2.connection import Http2Connection
 from mqtemplate.http2.frames import ErrorCode, Http2Error
+from mqtemplate.http2.grpc_wire import (
+    HEAD_FIELDS,
+    OK_FIELDS,
+    PREFIX_BYTES,
+    GrpcStatus,
+    framed,
+    parse_timeout,
+    status_fields,
+)
 from mqtemplate.http2.limits import GrpcLimits
 from mqtemplate.http2.streams import Fields, Http2Stream
 from mqtemplate.message import HostAddress
@@ -26,28 +32,6 @@ from mqtemplate.remoting.io_loop import TURN_S, Timer
 from mqtemplate.remoting.sockets import Stream
 from mqtemplate.remoting.transport import SocketConnection, SocketOwner
 from mqtemplate.user_code import error_text
-
-
-class GrpcStatus(IntEnum):
-    """Status of a call. Source: grpc/grpc, doc/statuscodes.md."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
 
 
 class GrpcStreamHandler(Protocol):
@@ -65,46 +49,12 @@ class GrpcStreamHandler(Protocol):
 
 UnaryHandler = Callable[["GrpcCall", bytes], None]
 StreamOpener = Callable[["GrpcCall"], GrpcStreamHandler]
+GatheredCalls = Sequence[tuple["GrpcCall", bytes]]
+"""Calls of one method and one connection, each with its only message, in their order."""
+GatheredHandler = Callable[[GatheredCalls], None]
 
-# --- fields and messages on the wire --------------------------------------------------------------
-
-
-PREFIX_BYTES = 5
-"""A message starts with a flag (1: it is compressed), and its length in four bytes."""
-
-_HEAD: Fields = ((":status", "200"), ("content-type", "application/grpc"))
-_OK: Fields = (("grpc-status", "0"),)
-_MAX_DETAILS_BYTES = 2_000
-"""Each may become three, and clients limit the size of trailers to 8 KiB."""
-_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-
-_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
-_UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1_000.0, "m": 1.0, "u": 0.001, "n": 0.000_001}
 _LONGEST_TIMER_MS = 3_600_000.0
 """Deadlines may be decades ahead, which no operating system takes as a timeout."""
-
-
-def parse_timeout(text: str) -> float | None:
-    """Return the milliseconds of a ``grpc-timeout``; None if it has another form."""
-    found = _TIMEOUT.fullmatch(text)
-    return None if found is None else int(found[1]) * _UNIT_MS[found[2]]
-
-
-def status_fields(status: GrpcStatus, details: str) -> Fields:
-    """Return the trailers of a status. The details are percent-encoded UTF-8."""
-    if status is GrpcStatus.OK and not details:
-        return _OK
-    fields = ("grpc-status", str(int(status)))
-    if not details:
-        return (fields,)
-    text = details.encode("utf-8", "replace")[:_MAX_DETAILS_BYTES].decode("utf-8", "ignore")
-    return (fields, ("grpc-message", quote(text, safe=_PRINTABLE)))
-
-
-def framed(message: bytes) -> bytes:
-    """Return a message with its prefix."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
-
 
 # --- call -----------------------------------------------------------------------------------------
 
@@ -131,6 +81,7 @@ class GrpcCall:
     __slots__ = (
         "_buffer",
         "_ends",
+        "_gathered",
         "_handler",
         "_is_finished",
         "_is_lost",
@@ -161,6 +112,7 @@ class GrpcCall:
         self.request_bytes = 0
         self._stream = stream
         self._unary: UnaryHandler | None = None
+        self._gathered: GatheredHandler | None = None
         self._handler: GrpcStreamHandler | None = None
         self._ends: list[int] | None = None  # position in the response after each message
         self._buffer: bytearray | None = None  # received bytes of an incomplete message
@@ -190,6 +142,11 @@ class GrpcCall:
         if not self._is_finished:
             self._run(self._send_message, message)
 
+    def write_all(self, messages: Sequence[bytes]) -> None:
+        """Send several messages: in fewer frames than one for each of them."""
+        if not self._is_finished:
+            self._run(self._send_messages, messages)
+
     def finish(self, status: GrpcStatus = GrpcStatus.OK, details: str = "") -> None:
         """End the call; *details* is a text for the client's programmer."""
         if not self._is_finished:
@@ -202,7 +159,7 @@ class GrpcCall:
             return
         self._is_finished = True
         if self.connection.loop.is_current_thread and not self._stream.has_sent_headers:
-            self._stream.respond(_HEAD, b"\0" + len(message).to_bytes(4, "big") + message, _OK)
+            self._stream.respond(HEAD_FIELDS, b"\0" + len(message).to_bytes(4, "big") + message, OK_FIELDS)
             if self._timer is not None:
                 self._forget()
         else:
@@ -222,15 +179,21 @@ class GrpcCall:
     # --- sending: in the I/O thread -----------------------------------------------------------------
 
     def _send_message(self, message: bytes) -> None:
+        self._send_messages((message,))
+
+    def _send_messages(self, messages: Sequence[bytes]) -> None:
         stream = self._stream
         if not stream.has_sent_headers:
-            stream.send_headers(_HEAD, is_frequent=True)
+            stream.send_headers(HEAD_FIELDS, is_frequent=True)
         if self.on_unsent is not None:
             if self._ends is None:
                 self._ends = []
                 stream.is_tracked = True
-            self._ends.append(len(message) + PREFIX_BYTES + (self._ends[-1] if self._ends else 0))
-        stream.send_data(framed(message))
+            end = self._ends[-1] if self._ends else 0
+            for message in messages:
+                end += len(message) + PREFIX_BYTES
+                self._ends.append(end)
+        stream.send_data(b"".join(map(framed, messages)))
 
     def _send_last(self, message: bytes) -> None:
         self._send_message(message)
@@ -239,10 +202,10 @@ class GrpcCall:
     def _send_status(self, status: GrpcStatus, details: str) -> None:
         fields = status_fields(status, details)
         if not self._stream.has_sent_headers:
-            fields = (*_HEAD, *fields)
+            fields = (*HEAD_FIELDS, *fields)
         if not self._stream.is_open:  # it ended before this thread had sent all messages
             self.report_unsent()
-        self._stream.send_trailers(fields, is_frequent=fields is _OK)
+        self._stream.send_trailers(fields, is_frequent=fields is OK_FIELDS)
         self._forget()
         self.on_closed = self.on_leaving = None  # they refer to this object
 
@@ -268,9 +231,12 @@ class GrpcCall:
 
     # --- receiving: in the I/O thread ---------------------------------------------------------------
 
-    def start(self, unary: UnaryHandler | None, open_stream: StreamOpener | None) -> None:
+    def start(
+        self, unary: UnaryHandler | None, open_stream: StreamOpener | None, gathered: GatheredHandler | None
+    ) -> None:
         """Pass the messages to a handler."""
         self._unary = unary
+        self._gathered = gathered
         if open_stream is not None:
             try:
                 self._handler = open_stream(self)
@@ -279,8 +245,10 @@ class GrpcCall:
 
     def start_timer(self) -> None:
         """End the call at its deadline, if it has one and is still open."""
+        if self._is_finished or not self._stream.is_open:
+            return
         text = self.metadata.get("grpc-timeout")
-        if text is None or self._is_finished or not self._stream.is_open:
+        if text is None:
             return
         timeout_ms = parse_timeout(text)
         if timeout_ms is None:
@@ -353,7 +321,7 @@ class GrpcCall:
         details = f"messages with the grpc-encoding {encoding:.50} are not supported; send them with identity"
         fields = status_fields(GrpcStatus.UNIMPLEMENTED, details)
         if not self._stream.has_sent_headers:
-            fields = (*_HEAD, ("grpc-accept-encoding", "identity"), *fields)
+            fields = (*HEAD_FIELDS, ("grpc-accept-encoding", "identity"), *fields)
         self._stream.send_trailers(fields)
 
     def _on_message(self, message: bytes) -> None:
@@ -386,9 +354,13 @@ class GrpcCall:
             self._deliver(message)
 
     def _deliver(self, message: bytes) -> None:
+        self.request_bytes = len(message)
+        if self._gathered is not None:
+            self.connection.gather(self, message, self._gathered)
+            return
+        self.connection.process_gathered()  # they were sent before this call
         unary = self._unary
         assert unary is not None, "a call has one of two handlers"
-        self.request_bytes = len(message)
         try:
             unary(self, message)
         except Exception as exc:
@@ -452,6 +424,9 @@ class GrpcCall:
 # --- connection -----------------------------------------------------------------------------------
 
 
+_MAX_GATHERED = 64
+"""Most calls that are processed together: less than a millisecond in the I/O thread."""
+_MAX_GATHERED_BYTES = 256 << 10
 _JOIN_BYTES = 65_536
 """Output up to this size is sent as one part: one part is sent faster than many."""
 
@@ -485,8 +460,13 @@ class GrpcConnection(SocketConnection):
         self.held_messages = 0
         self.read_ms = self._last_call_ms = self.loop.now_ms()
         self._owner = owner
-        self._http2 = Http2Connection(owner.grpc_limits.http2, self._open_call, self.loop.now_ms, self._plan_output)
+        self._http2 = Http2Connection(
+            owner.grpc_limits.http2, self._open_call, self.loop.now_ms, self._plan_output, self.process_gathered
+        )
         self._new_calls: list[GrpcCall] = []
+        self._gathered: list[tuple[GrpcCall, bytes]] = []  # of one method
+        self._gathered_bytes = 0
+        self._gathered_handler: GatheredHandler | None = None
         self._queued_bytes = 0  # as it was counted
         self._ending: deque[Callable[[], None]] = deque()  # reports of the end of the connection to its calls
 
@@ -522,6 +502,28 @@ class GrpcConnection(SocketConnection):
         call = self._owner.open_call(self, stream, headers)
         self._new_calls.append(call)
         return call
+
+    def gather(self, call: GrpcCall, message: bytes, handler: GatheredHandler) -> None:
+        """Process a call together with those that are read with it. Nothing waits for calls that may come."""
+        if handler is not self._gathered_handler:
+            self.process_gathered()
+            self._gathered_handler = handler
+        self._gathered.append((call, message))
+        self._gathered_bytes += len(message)
+        if len(self._gathered) >= _MAX_GATHERED or self._gathered_bytes >= _MAX_GATHERED_BYTES:
+            self.process_gathered()
+
+    def process_gathered(self) -> None:
+        """Process the calls that were gathered."""
+        handler, calls = self._gathered_handler, self._gathered
+        if not calls or handler is None:
+            return
+        self._gathered, self._gathered_bytes, self._gathered_handler = [], 0, None
+        try:
+            handler(calls)
+        except Exception as exc:
+            for call, _ in calls:
+                call.fail(exc)
 
     def _receive(self, data: memoryview) -> None:
         self.read_ms = self._last_traffic_ms

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from mqtemplate.clock import Clock
 from mqtemplate.http2.grpc_call import (
+    GatheredHandler,
     GrpcCall,
     GrpcConnection,
-    GrpcStatus,
     GrpcStreamHandler,
     StreamOpener,
     UnaryHandler,
 )
+from mqtemplate.http2.grpc_wire import GrpcStatus
 from mqtemplate.http2.limits import GrpcLimits, Http2Limits
 from mqtemplate.http2.streams import Http2Stream
 from mqtemplate.message import HostAddress
@@ -39,6 +40,7 @@ _CONTENT_TYPE = "application/grpc"
 class _GrpcMethod(NamedTuple):
     unary: UnaryHandler | None
     open_stream: StreamOpener | None
+    gathered: GatheredHandler | None
     calls: Counter
 
 
@@ -72,17 +74,18 @@ class GrpcServer(TcpServer[GrpcConnection]):
 
     # --- for its owner ------------------------------------------------------------------------------
 
-    def register(self, method: str, unary: UnaryHandler) -> None:
+    def register(self, method: str, unary: UnaryHandler, gathered: GatheredHandler | None = None) -> None:
         """Pass the only message of each call of *method* to *unary*, with the call; it may respond with many.
 
         Args:
             method: Full name: ``/package.Service/Method``.
+            gathered: Gets the calls instead, those together that were read together.
         """
-        self._methods[method] = _GrpcMethod(unary, None, self._metrics.counter("grpc.calls", method=method))
+        self._methods[method] = _GrpcMethod(unary, None, gathered, self._metrics.counter("grpc.calls", method=method))
 
     def register_stream(self, method: str, open_stream: StreamOpener) -> None:
         """Let *open_stream* return the handler of each call of *method*, whose client sends a stream of messages."""
-        self._methods[method] = _GrpcMethod(None, open_stream, self._metrics.counter("grpc.calls", method=method))
+        self._methods[method] = _GrpcMethod(None, open_stream, None, self._metrics.counter("grpc.calls", method=method))
 
     def use_tls(self, tls: LoadedTls | None) -> None:
         """Use another certificate, or other settings of TLS, for new connections. The open ones stay as they are."""
@@ -135,7 +138,7 @@ class GrpcServer(TcpServer[GrpcConnection]):
             call.finish(GrpcStatus.UNIMPLEMENTED, f"this server has no method {path:.200}")
         else:
             method.calls.add()
-            call.start(method.unary, method.open_stream)
+            call.start(method.unary, method.open_stream, method.gathered)
         return call
 
     # --- connections --------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from mqtemplate.clock import VirtualClock
 from mqtemplate.http2 import frames
 from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_update_frame
-from mqtemplate.http2.grpc_call import GrpcStatus, framed, parse_timeout, status_fields
 from mqtemplate.http2.grpc_server import GrpcLimits
+from mqtemplate.http2.grpc_wire import GrpcStatus, framed, parse_timeout, status_fields
 from tests.http2.conftest import OpenSocket, StartGrpc
 from tests.http2.grpc_kit import CHAT, ECHO, HOLD, METADATA, NOTED, PARTS, SLOW, GrpcEcho
 from tests.http2.wire import SocketPeer, call, changed, data, headers

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mqtemplate.http2 import frames
 from mqtemplate.http2.connection import Http2Connection
 from mqtemplate.http2.frames import HEAD, HEAD_BYTES, ErrorCode, Http2Error, frame
-from mqtemplate.http2.grpc_call import framed
+from mqtemplate.http2.grpc_wire import framed
 from mqtemplate.http2.hpack import HeaderField, HpackDecoder, HpackEncoder
 from mqtemplate.http2.limits import Http2Limits
 from mqtemplate.http2.streams import Http2Stream
@@ -217,6 +217,21 @@ class SocketPeer:
             if found.kind == frames.RST_STREAM and found.code is not ErrorCode.NO_ERROR:
                 return {"reset": found.code.name}, []
         return {"reset": "connection"}, []
+
+    def responses(self, count: int) -> dict[int, tuple[dict[str, str], list[bytes]]]:
+        """Return the next responses by stream: fields and trailers, and messages."""
+        fields: dict[int, dict[str, str]] = {}
+        contents: dict[int, bytes] = {}
+        ended = []
+        while len(ended) < count and (found := self.next_frame()) is not None:
+            if found.kind == frames.HEADERS:
+                received = fields.setdefault(found.stream_id, {})
+                received |= dict(self._decoder.decode(found.payload))
+            elif found.kind == frames.DATA:
+                contents[found.stream_id] = contents.get(found.stream_id, b"") + found.payload
+            if found.kind in (frames.HEADERS, frames.DATA) and found.flags & frames.END_STREAM:
+                ended.append(found.stream_id)
+        return {each: (fields[each], messages(contents.get(each, b""))) for each in ended}
 
     def is_ended(self) -> bool:
         """Read to the end of the connection."""

@@ -66,6 +66,7 @@ class PopJournal:
         self._snapshot_lock = threading.Lock()
         self._events: dict[QueueKey, list[Event]] = {}
         self._callbacks: list[WhenDurable] = []
+        self._writers = 0  # threads that write at the end of what they do: the service need not wake
         self._unwritten: deque[bytes] = deque()  # bodies that the store refused
         self._unwritten_bytes = 0
         self._max_unwritten_bytes = max_unwritten_bytes
@@ -95,14 +96,31 @@ class PopJournal:
                 events[-1] += event[1:]
             else:
                 events.append(event)
+            is_first = is_first and not self._writers
         if is_first:
             self._wake()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Append in this thread, at the end of the block, what is noted in the block.
+
+        For a thread that notes much at once: to wake the thread of the service costs more than the record does.
+        """
+        with self._lock:
+            self._writers += 1
+        try:
+            yield
+        finally:
+            # Race: another thread that notes its event now is not the first one, or it wakes the service.
+            with self._lock:
+                self._writers -= 1
+            self.write_events()
 
     def confirm(self, when_durable: WhenDurable) -> None:
         """Call *when_durable* once all events so far are as durable as the flush mode requires."""
         with self._lock:
             self._callbacks.append(when_durable)
-            is_first = len(self._callbacks) == 1
+            is_first = len(self._callbacks) == 1 and not self._writers
         if self._store.clock.is_virtual:
             self.write()
         elif is_first:
@@ -144,9 +162,11 @@ class PopJournal:
 
         After an error the next step tries again, and reports it.
         """
-        if self._events:
-            with contextlib.suppress(StoreError):
+        if self._events or self._callbacks:
+            try:
                 self.write()
+            except StoreError:
+                self._wake()
 
     def _append_unwritten(self) -> None:
         while self._unwritten:

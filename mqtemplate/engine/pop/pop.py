@@ -160,25 +160,25 @@ class PopService:
         if self._restored_sessions:
             self.keep_session(request.session)
         is_cut = False
-        for target in targets:
-            if not batch.room:
-                break
-            tracked = self._track(request, target)
-            if request.session:
-                self._sessions.setdefault(bounded(request.session), set()).add(tracked)
-            if tracked.lock.acquire(blocking=False):
-                try:
+        # Before the answer: a delivery that a kill could lose would be repeated before its time, and not counted.
+        with self.journal.writing():
+            for target in targets:
+                if not batch.room:
+                    break
+                tracked = self._track(request, target)
+                if request.session:
+                    self._sessions.setdefault(bounded(request.session), set()).add(tracked)
+                if tracked.lock.acquire(blocking=False):
+                    try:
+                        is_cut |= self._deliverer.deliver(tracked, request, target, batch)
+                    finally:
+                        tracked.lock.release()
+                else:
+                    busy.append((tracked, target))
+            for tracked, target in busy if not batch.messages else ():
+                with tracked.lock:
                     is_cut |= self._deliverer.deliver(tracked, request, target, batch)
-                finally:
-                    tracked.lock.release()
-            else:
-                busy.append((tracked, target))
-        for tracked, target in busy if not batch.messages else ():
-            with tracked.lock:
-                is_cut |= self._deliverer.deliver(tracked, request, target, batch)
         self._popped.add(len(batch.messages))
-        if batch.messages:  # a delivery that a kill could lose would be repeated before its time, and not counted
-            self.journal.write_events()
         return PopResult(batch.messages, self._rest(request.group, targets)), is_cut
 
     def _track(self, request: PopRequest, target: PopTarget) -> TrackedQueue:

@@ -5,6 +5,7 @@ Source: ``common: ReceiptHandle``, ``KeyBuilder``; ``remoting: ExtraInfoUtil``.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from mqtemplate.errors import MessageError
@@ -18,6 +19,9 @@ ORDERED_REVIVE_QUEUE = 999
 """Revive queue in the handle of an ordered delivery. Source: ``KeyBuilder.POP_ORDER_REVIVE_QUEUE``."""
 
 _FEWEST_PARTS = 8
+_NUMBER = "([0-9]{1,18})"
+_PLAIN = re.compile(f"{_NUMBER} {_NUMBER} {_NUMBER} {_NUMBER} ([012]) ([^ ]+) {_NUMBER} {_NUMBER} {_NUMBER}")
+"""Handle as `ReceiptHandle.text` writes it. Most are, and all others take twice as long to read."""
 
 
 def retry_topic_v1(topic: str, group: str) -> str:
@@ -92,6 +96,9 @@ class ReceiptHandle(NamedTuple):
         """
         if type(text) is _HandleText:
             return text.handle
+        plain = _PLAIN.fullmatch(text)
+        if plain is not None:
+            return _plain_handle(plain)
         parts = text.rstrip(" ").split(" ")  # Java ignores blanks at the end
         numbers = [parse_number(part) for part in (*parts[:4], *parts[6:9])]
         if len(parts) < _FEWEST_PARTS or None in numbers or not parts[5]:
@@ -103,6 +110,13 @@ class ReceiptHandle(NamedTuple):
         topic_type = {"1": RETRY_V1, "2": RETRY_V2}.get(parts[4], NORMAL_TOPIC)
         physical_offset = rest[0] if rest and rest[0] >= 0 else None
         return cls(start, pop_ms, invisible_ms, revive, topic_type, parts[5], queue_id, queue_offset, physical_offset)
+
+
+def _plain_handle(found: re.Match[str]) -> ReceiptHandle:
+    start, pop_ms, invisible_ms, revive, kind, queue_id, queue_offset, physical_offset = map(
+        int, found.group(1, 2, 3, 4, 5, 7, 8, 9)
+    )
+    return ReceiptHandle(start, pop_ms, invisible_ms, revive, kind, found[6], queue_id, queue_offset, physical_offset)
 
 
 class _HandleText(str):

@@ -212,15 +212,23 @@ class ClientSends:
             send: Its topic and its queue exist. Its properties have *unique_id* and *tag*, and no name twice.
         """
         queue_id = self.topics.queue(send.topic, send.queue_id)
+        return self.engine.writer.store(
+            self.plain_draft(send, queue_id, unique_id, tag), unique_id, send.topic, queue_id
+        )
+
+    def plain_draft(self, send: ClientSend, queue_id: int, unique_id: str, tag: str) -> RecordDraft:
+        """Return the record that `store_plain` stores."""
         complete = self._properties.complete_plain((send.properties or "").encode(), unique_id, tag)
-        return self._put_complete(send, queue_id, complete)
+        return self._complete_draft(send, queue_id, complete)
 
     def _put_complete(self, send: ClientSend, queue_id: int, complete: CompleteProperties) -> StoredSend:
         """Store a message without decoding its properties."""
-        engine, topic = self.engine, send.topic
-        message = EncodedMessage(topic, send.body, complete.encoded, send.flag)
-        draft = engine.drafts.make_complete(message, queue_id, complete.tags_code, send.origin)
-        return engine.writer.store(draft, complete.unique_id, topic, queue_id)
+        draft = self._complete_draft(send, queue_id, complete)
+        return self.engine.writer.store(draft, complete.unique_id, send.topic, queue_id)
+
+    def _complete_draft(self, send: ClientSend, queue_id: int, complete: CompleteProperties) -> RecordDraft:
+        message = EncodedMessage(send.topic, send.body, complete.encoded, send.flag)
+        return self.engine.drafts.make_complete(message, queue_id, complete.tags_code, send.origin)
 
     def _put_decoded(self, send: ClientSend, topic: str, queue_id: int) -> StoredSend:
         """Store a message that may be delayed, in a transaction, or a dead letter."""

@@ -260,6 +260,8 @@ _MESSAGES, _BODY = 1, 4
 _MAX_FIELDS = 1_000
 _MAX_BYTES_BESIDE_BODY = 128 << 10
 _MAX_REQUEST_FIELDS = 10_000
+INLINE_BYTES = 64 << 10
+"""A longer message may have so many fields that its decoding takes more than a millisecond: in a worker thread then."""
 
 
 def check_encoded_fields(data: bytes) -> None:

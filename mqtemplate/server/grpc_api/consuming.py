@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from mqtemplate.engine.clients import Owner
-from mqtemplate.engine.pop.pop import HeldPop, PoppedMessage, PopRequest, PopResult, PopService
+from mqtemplate.engine.pop.pop import HeldPop, PopRequest, PopResult, PopService
 from mqtemplate.engine.pop.receipt_handle import ReceiptHandle
 from mqtemplate.errors import BrokerClosedError, MessageError, StoreError
 from mqtemplate.event_log import get_logger
@@ -27,7 +27,7 @@ from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.route import TopicConfig
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.server.core.server_core import ServerCore
-from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
+from mqtemplate.server.grpc_api.answers import GrpcAnswers, broker_of, ok
 from mqtemplate.server.grpc_api.checks import (
     MAX_INVISIBLE_MS,
     MIN_INVISIBLE_MS,
@@ -37,8 +37,8 @@ from mqtemplate.server.grpc_api.checks import (
 from mqtemplate.server.grpc_api.client_settings import RECEIVE_BATCH_SIZE, max_attempts, poll_ms
 from mqtemplate.server.grpc_api.clients import GrpcClients, filter_of
 from mqtemplate.server.grpc_api.context import GrpcContext
-from mqtemplate.server.grpc_api.messages import delivered_message, milliseconds
-from mqtemplate.server.grpc_api.producing import broker_of
+from mqtemplate.server.grpc_api.encoded import ok_ack_answer
+from mqtemplate.server.grpc_api.messages import MessageEncoder, milliseconds
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, error_status, overall, status
 from mqtemplate.server.pulls.pull_checks import LONG_EXPRESSION
 from mqtemplate.server.state.groups import mixed_group_error
@@ -85,6 +85,7 @@ class GrpcConsuming:
         self._address = address
         self._engine = core.registration.engine
         self._clock = self._engine.clock
+        self._encoder = MessageEncoder(self._engine.settings.max_body_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[_Receive, None]] = {}  # client ID -> its receives that wait
         self._soon: deque[Callable[[], None]] = deque()
@@ -182,13 +183,13 @@ class GrpcConsuming:
         ack = _Ack(context, list(request.entries))
         for number, entry in enumerate(request.entries):
             try:
-                handle = self._handle(context, entry.receipt_handle)
+                handle = self.handle(context, entry.receipt_handle)
                 if not self.pop.ack(group, topic, handle, partial(ack.done, number)):
-                    raise _superseded(entry.receipt_handle)
+                    raise superseded(entry.receipt_handle)
             except (MessageError, StoreError, GrpcRefusedError) as exc:
                 ack.done(number, exc)
 
-    def _handle(self, context: GrpcContext, text: str) -> ReceiptHandle:
+    def handle(self, context: GrpcContext, text: str) -> ReceiptHandle:
         """Return the handle of a request.
 
         Raises:
@@ -207,7 +208,7 @@ class GrpcConsuming:
         client = self._clients.find(context)
         is_fixed = client is not None and client.kind == ClientType.SIMPLE_CONSUMER
         if is_fixed and handle.expires_ms <= self._clock.now_ms():
-            raise _superseded(text)
+            raise superseded(text)
         return handle
 
     def change_invisible(self, context: GrpcContext, request: Any) -> None:
@@ -218,25 +219,25 @@ class GrpcConsuming:
                 Code.ILLEGAL_INVISIBLE_TIME,
                 f"the invisible duration must be 0 ms to {MAX_INVISIBLE_MS} ms, got {invisible_ms} ms",
             )
-        handle = self._handle(context, request.receipt_handle)
+        handle = self.handle(context, request.receipt_handle)
         answer = _WhenBoth(context)
         changed = self.pop.change_invisible(
             group, topic, handle, invisible_ms, answer.durable, counts=not request.suspend
         )
         if changed is None:
-            raise _superseded(request.receipt_handle)
+            raise superseded(request.receipt_handle)
         answer.complete(protos.ChangeInvisibleDurationResponse(status=ok(), receipt_handle=changed.text))
 
     def forward(self, context: GrpcContext, request: Any) -> None:
         """Store a message in the dead letter topic of its group. The topic may have to be created."""
         group, topic = check_group_name(request.group.name), check_topic_name(request.topic.name)
-        handle = self._handle(context, request.receipt_handle)
+        handle = self.handle(context, request.receipt_handle)
         self._answers.later(context.call, lambda: self._forward(context, group, topic, handle))
 
     def _forward(self, context: GrpcContext, group: str, topic: str, handle: ReceiptHandle) -> None:
         answer = _WhenBoth(context)
         if not self.pop.dead_letter(group, topic, handle, answer.durable):
-            raise _superseded(handle.text)
+            raise superseded(handle.text)
         answer.complete(protos.ForwardMessageToDeadLetterQueueResponse(status=ok()))
 
     # --- deliveries ----------------------------------------------------------------------------
@@ -333,8 +334,9 @@ class GrpcConsuming:
 
     def send(self, context: GrpcContext, topic: str, result: PopResult) -> None:
         """Send messages, and end the receive."""
-        limit = self._engine.settings.max_body_bytes()
-        self._answers.end_receive(context.call, ok(), [_proto(each, topic, limit) for each in result.messages])
+        encode = self._encoder.encode
+        messages = (encode(each.record, topic, each.handle.text, each.attempt) for each in result.messages)
+        self._answers.end_receive(context.call, ok(), messages)
 
     def find_receipt(self, context: GrpcContext, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
         """Let the messages of a receive be renewed once their client has read the response.
@@ -481,15 +483,22 @@ class _Ack:
             self._results[number] = error
             if len(self._results) < len(self._entries):
                 return
-        answer, codes = protos.AckMessageResponse(), []
-        for at, entry in enumerate(self._entries):
-            result, problem = answer.entries.add(), self._results[at]
-            result.message_id, result.receipt_handle = entry.message_id, entry.receipt_handle
-            result.status.CopyFrom(ok() if problem is None else error_status(problem))
-            codes.append(Code(result.status.code))
-        code = overall(codes)
-        answer.status.CopyFrom(answer.entries[0].status if code is not Code.MULTIPLE_RESULTS else status(code))
-        self._context.call.reply(answer.SerializeToString())
+        self._context.call.reply(ack_answer(self._entries, [self._results[at] for at in range(len(self._entries))]))
+
+
+def ack_answer(entries: Sequence[Any], results: Sequence[Exception | None]) -> bytes:
+    """Return the answer to an acknowledgement whose entries have these results."""
+    if len(entries) == 1 and results[0] is None:
+        return ok_ack_answer(entries[0].message_id, entries[0].receipt_handle)
+    answer, codes = protos.AckMessageResponse(), []
+    for entry, problem in zip(entries, results, strict=True):
+        result = answer.entries.add()
+        result.message_id, result.receipt_handle = entry.message_id, entry.receipt_handle
+        result.status.CopyFrom(ok() if problem is None else error_status(problem))
+        codes.append(Code(result.status.code))
+    code = overall(codes)
+    answer.status.CopyFrom(answer.entries[0].status if code is not Code.MULTIPLE_RESULTS else status(code))
+    return bytes(answer.SerializeToString())
 
 
 class _WhenBoth:
@@ -522,13 +531,6 @@ class _WhenBoth:
         self._context.call.reply(answer.SerializeToString())
 
 
-def _proto(popped: PoppedMessage, topic: str, max_body_bytes: int) -> Any:
-    message = delivered_message(popped.record, topic, max_body_bytes)
-    message.system_properties.receipt_handle = popped.handle.text
-    message.system_properties.delivery_attempt = popped.attempt
-    return message
-
-
 def _handles(result: PopResult) -> list[ReceiptHandle]:
     return [popped.handle for popped in result.messages]
 
@@ -541,7 +543,8 @@ def _is_long(result: PopResult) -> bool:
     )
 
 
-def _superseded(handle: str) -> GrpcRefusedError:
+def superseded(handle: str) -> GrpcRefusedError:
+    """Return the error for a handle whose delivery is over."""
     return GrpcRefusedError(
         Code.INVALID_RECEIPT_HANDLE,
         f"the receipt handle {handle[:128]!r} has expired, or a newer delivery of the message replaced it",

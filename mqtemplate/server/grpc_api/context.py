@@ -74,6 +74,11 @@ def version_number(text: str) -> int:
     return Version.__members__.get(name, CURRENT_VERSION)
 
 
+def is_client_id(text: str) -> bool:
+    """Return True if a client may have this ID."""
+    return bool(text) and not text.isspace() and len(text) <= _MAX_CLIENT_ID
+
+
 # --- accounts -------------------------------------------------------------------------------------
 
 
@@ -125,7 +130,7 @@ class GrpcContexts:
         """
         get = call.metadata.get
         client_id = get("x-mq-client-id", "")
-        if not client_id or client_id.isspace() or len(client_id) > _MAX_CLIENT_ID:
+        if not is_client_id(client_id):
             raise GrpcRefusedError(
                 Code.CLIENT_ID_REQUIRED,
                 f"the header x-mq-client-id must have 1..{_MAX_CLIENT_ID} characters, it has {len(client_id)}",

@@ -6,7 +6,6 @@ Source: RocketMQ ``proxy: RouteActivity``, ``SendMessageActivity``, ``EndTransac
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from mqtemplate.engine.sends import StoredSend
 from mqtemplate.engine.transactions import was_committed
 from mqtemplate.errors import CorruptRecordError, StoreError
 from mqtemplate.grpc_protos import protos
-from mqtemplate.grpc_protos.enums import AddressScheme, Code, GrpcMessageType, Permission, TransactionResolution
+from mqtemplate.grpc_protos.enums import Code, GrpcMessageType, Permission, TransactionResolution
 from mqtemplate.message import HostAddress, parse_offset_msg_id
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, UNIQ_KEY, find_property
@@ -27,11 +26,13 @@ from mqtemplate.server.core.producers import ClientTransactionEnd
 from mqtemplate.server.core.sends import ClientSend
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES
-from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
+from mqtemplate.server.grpc_api.answers import GrpcAnswers, broker_of, ok
 from mqtemplate.server.grpc_api.checks import accepted_types, check_message, check_topic_name, check_type, sent_type
 from mqtemplate.server.grpc_api.context import GrpcContext
+from mqtemplate.server.grpc_api.encoded import ok_answer
 from mqtemplate.server.grpc_api.messages import delivered_message, queue_of_group, sent_properties
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, error_status, overall, status
+from mqtemplate.server.requests.caller import Caller
 from mqtemplate.server.requests.response import call_when_durable
 from mqtemplate.topics import HALF_TOPIC
 
@@ -47,20 +48,6 @@ _STATES = {
 
 
 # --- routes ---------------------------------------------------------------------------------------
-
-
-def broker_of(name: str, address: HostAddress) -> Any:
-    """Return a broker as queues of routes name it: clients send all calls to its endpoints.
-
-    C++ refuses endpoints without the scheme.
-    """
-    try:
-        version = ipaddress.ip_address(address.ip).version
-        scheme = AddressScheme.IPv4 if version == 4 else AddressScheme.IPv6
-    except ValueError:
-        scheme = AddressScheme.DOMAIN_NAME
-    endpoints = protos.Endpoints(scheme=scheme, addresses=[protos.Address(host=address.ip, port=address.port)])
-    return protos.Broker(name=name, id=0, endpoints=endpoints)
 
 
 def queue_permissions(config: TopicConfig) -> list[Permission]:
@@ -86,7 +73,7 @@ def route_queue(topic: Any, queue_id: int, permission: Permission, broker: Any, 
 # --- sends ----------------------------------------------------------------------------------------
 
 
-class _Send(NamedTuple):
+class CheckedMessage(NamedTuple):
     """A checked message."""
 
     send: ClientSend
@@ -107,6 +94,9 @@ class GrpcProducing:
 
     Args:
         address: Returns the address of the endpoints in routes.
+
+    Attributes:
+        next_queue: Returns a number that counts up: messages without a queue of their own take turns.
     """
 
     def __init__(self, core: ServerCore, answers: GrpcAnswers, address: Callable[[], HostAddress]) -> None:
@@ -117,7 +107,7 @@ class GrpcProducing:
         self._address = address
         self._max_body_bytes = engine.settings.max_message_size
         self._max_batch = core.settings.max_batch_messages
-        self._next_queue = itertools.count()
+        self.next_queue = itertools.count().__next__
         # Where the half messages of open transactions are: recent ones, the index knows the others.
         self._halves: dict[tuple[str, str], _Half] = {}
 
@@ -150,26 +140,34 @@ class GrpcProducing:
             config = {}
         if count > 1 and any(message.topic.name != topic for message in messages):
             raise GrpcRefusedError(Code.MESSAGE_CORRUPTED, "all messages of a request must have one topic")
-        sends = [self._checked(context, message, topic, config) for message in messages]
+        sends = [self.check(context.caller, message, config) for message in messages]
+        count_queues = int(config.get("writeQueueNums", 0))
+        for each, message in zip(sends, messages, strict=True):
+            each.send.queue_id = self._queue(message.system_properties, each.kind, count_queues)
         topics = [self._core.sends.existing_topic(each.send) for each in sends]
         if None in topics or count > INLINE_MESSAGES:
             self._answers.later(context.call, lambda: self._store_sends(context, sends, topics))
             return None
         return self._store_sends(context, sends, topics)
 
-    def _checked(self, context: GrpcContext, message: Any, topic: str, config: dict[str, Any]) -> _Send:
-        """Return a message as the core stores it."""
+    def check(self, caller: Caller, message: Any, config: dict[str, Any]) -> CheckedMessage:
+        """Return a message as the core stores it, without the queue.
+
+        Args:
+            config: Settings of its topic, whose name was checked.
+
+        Raises:
+            GrpcRefusedError: It is invalid, or its topic does not accept it.
+        """
         check_message(message, self._max_body_bytes)
-        system = message.system_properties
+        topic, system = message.topic.name, message.system_properties
         kind = sent_type(system)
         check_type(topic, kind, config.get("attributes") or {})
         if kind is GrpcMessageType.LITE:
             raise GrpcRefusedError(Code.NOT_IMPLEMENTED, "lite topics are not implemented; send to a NORMAL topic")
-        caller = context.caller
         text, sys_flag, born_ms = sent_properties(message, kind, caller.connection.remote.ip)
-        queue_id = self._queue(system, kind, int(config.get("writeQueueNums", 0)))
-        send = ClientSend(caller, topic, message.body, text, queue_id, 0, sys_flag, born_ms, 0, topic)
-        return _Send(send, kind, system.message_id, system.tag)
+        send = ClientSend(caller, topic, message.body, text, -1, 0, sys_flag, born_ms, 0, topic)
+        return CheckedMessage(send, kind, system.message_id, system.tag)
 
     def _queue(self, system: Any, kind: GrpcMessageType, count: int) -> int:
         """Return the queue of a message. The queue that the client names has no effect."""
@@ -179,9 +177,9 @@ class GrpcProducing:
             return queue_of_group(system.message_group, count)
         if kind is GrpcMessageType.PRIORITY:
             return min(int(system.priority), count - 1)
-        return next(self._next_queue) % count
+        return self.next_queue() % count
 
-    def _store_sends(self, context: GrpcContext, sends: list[_Send], topics: list[str | None]) -> None:
+    def _store_sends(self, context: GrpcContext, sends: list[CheckedMessage], topics: list[str | None]) -> None:
         """Store messages, and answer when they are as durable as the flush mode requires."""
         if len(sends) == 1:
             results: list[StoredSend | Exception] = [self._store_send(sends[0], topics[0])]
@@ -204,7 +202,7 @@ class GrpcProducing:
         woken = stored[0].topics if len(stored) == 1 else {topic for each in stored for topic in each.topics}
         call_when_durable(self._store, max(each.end for each in stored), woken, reply)
 
-    def _store_send(self, checked: _Send, topic: str | None) -> StoredSend:
+    def _store_send(self, checked: CheckedMessage, topic: str | None) -> StoredSend:
         send, kind, message_id, tag = checked
         if kind in _PLAIN and topic is not None and not send.is_retry:
             return self._core.sends.store_plain(send, message_id, tag)
@@ -313,41 +311,14 @@ class GrpcProducing:
         return protos.RecallMessageResponse(status=ok(), message_id=message_id)
 
 
-_OK_STATUS = b"\x0a\x08\x08\xa0\x9c\x01\x12\x02OK"
-"""Field 1, ``status``, of an answer and of its entries: 20000, ``OK``."""
-_MAX_SHORT_ID = 48
+def unflushed_answer(error: StoreError) -> bytes:
+    """Return the answer to a send of one message that is stored, but may not survive a crash."""
+    found = status(Code.MASTER_PERSISTENCE_TIMEOUT, str(error))
+    answer = protos.SendMessageResponse(status=found, entries=[protos.SendResultEntry(status=found)])
+    return bytes(answer.SerializeToString())
 
 
-def ok_answer(message_id: str, queue_offset: int) -> bytes:
-    """Return the answer to a send of one message that is stored and not delayed.
-
-    Most answers are this one. Protobuf takes six times as long for it.
-    """
-    unique_id = message_id.encode()
-    if len(unique_id) > _MAX_SHORT_ID:  # a length would have two bytes
-        entry = protos.SendResultEntry(message_id=message_id, transaction_id=message_id, offset=queue_offset)
-        rest = bytes(entry.SerializeToString())
-        size = len(_OK_STATUS) + len(rest)
-        return b"%b\x12%b%b%b" % (_OK_STATUS, _varint(size), _OK_STATUS, rest)
-    size = len(unique_id)
-    offset = b"\x20" + _varint(queue_offset) if queue_offset else b""
-    entry_size = 14 + 2 * size + len(offset)
-    return b"%b\x12%c%b\x12%c%b\x1a%c%b%b" % (
-        *(_OK_STATUS, entry_size, _OK_STATUS),
-        *(size, unique_id, size, unique_id, offset),
-    )
-
-
-def _varint(number: int) -> bytes:
-    parts = bytearray()
-    while number > 0x7F:
-        parts.append(number & 0x7F | 0x80)
-        number >>= 7
-    parts.append(number)
-    return bytes(parts)
-
-
-def _send_answer(sends: list[_Send], results: list[StoredSend | Exception], error: StoreError | None) -> bytes:
+def _send_answer(sends: list[CheckedMessage], results: list[StoredSend | Exception], error: StoreError | None) -> bytes:
     """Return the answer to a send.
 
     Args:
@@ -356,6 +327,8 @@ def _send_answer(sends: list[_Send], results: list[StoredSend | Exception], erro
     first = results[0]
     if len(results) == 1 and error is None and isinstance(first, StoredSend) and first.handle is None:
         return ok_answer(sends[0].message_id, first.queue_offset)
+    if len(results) == 1 and error is not None:
+        return unflushed_answer(error)
     answer, codes = protos.SendMessageResponse(), []
     for send, result in zip(sends, results, strict=True):
         entry = answer.entries.add()

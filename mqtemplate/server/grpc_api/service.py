@@ -23,10 +23,11 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES
 from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
-from mqtemplate.server.grpc_api.checks import check_encoded_fields, check_encoded_messages
+from mqtemplate.server.grpc_api.checks import INLINE_BYTES, check_encoded_fields, check_encoded_messages
 from mqtemplate.server.grpc_api.clients import GrpcClients, status_command
 from mqtemplate.server.grpc_api.consuming import GrpcConsuming
 from mqtemplate.server.grpc_api.context import GrpcContext, GrpcContexts
+from mqtemplate.server.grpc_api.gathered import GatheredAcks, GatheredSends
 from mqtemplate.server.grpc_api.producing import GrpcProducing
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, code_of, error_status, is_expected
 from mqtemplate.server.requests.registration import MAX_BODY_BYTES
@@ -35,8 +36,6 @@ _Handler = Callable[[GrpcContext, Any], Any]
 
 _WITH_BODIES = "SendMessage"
 """The only method whose messages may be larger than `MAX_BODY_BYTES`."""
-_INLINE_BYTES = 64 << 10
-"""A longer message may have so many fields that its decoding takes more than a millisecond: in a worker thread then."""
 _ENTRIES = {"SendMessage": "messages", "AckMessage": "entries"}
 """Repeated field of a request, each entry of which is work."""
 
@@ -128,6 +127,7 @@ class MessagingService:
         self.consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
         self._streams: set[_Telemetry] = set()
         engine.metrics.gauge("server.grpc_clients", lambda: len(self.clients))
+        has_fast_path = not core.sends.decodes_all and core.access.settings is None
         for name, handler in (
             ("QueryRoute", producing.query_route),
             ("Heartbeat", self._heartbeat),
@@ -142,8 +142,13 @@ class MessagingService:
             ("RecallMessage", producing.recall),
             ("SyncLiteSubscription", _refuse_lite),
         ):
-            method = _UnaryMethod(name, getattr(protos, f"{name}Request"), handler)
-            server.register(protos.method_path(name), self._unary(method))
+            method = self._unary(_UnaryMethod(name, getattr(protos, f"{name}Request"), handler))
+            gathered = None
+            if name == "SendMessage" and has_fast_path:
+                gathered = GatheredSends(core, producing, self._contexts, method).process
+            elif name == "AckMessage" and has_fast_path:
+                gathered = GatheredAcks(consuming, self._contexts, method).process
+            server.register(protos.method_path(name), method, gathered)
         server.register_stream(protos.method_path("Telemetry"), self._open_telemetry)
         server.on_close(lambda connection: core.access.client_ids.forget(connection.id))
 
@@ -154,7 +159,7 @@ class MessagingService:
         def handle(call: GrpcCall, data: bytes) -> None:
             try:
                 context = contexts.of(call, name)
-                is_short = len(data) <= _INLINE_BYTES or self._is_short(name, data)
+                is_short = len(data) <= INLINE_BYTES or self._is_short(name, data)
             except Exception as exc:
                 answers.fail(call, exc)
             else:
@@ -301,7 +306,7 @@ class _Telemetry:
         call = self._context.call
         if len(message) > MAX_BODY_BYTES:
             call.finish(GrpcStatus.RESOURCE_EXHAUSTED, f"a command has at most {MAX_BODY_BYTES} bytes")
-        elif len(message) > _INLINE_BYTES:
+        elif len(message) > INLINE_BYTES:
             self._service.run(self._context, lambda: self._decode(message, in_worker=True))
         else:
             self._decode(message)

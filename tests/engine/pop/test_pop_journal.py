@@ -19,6 +19,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.pop.journal import SNAPSHOT_FILE
 from mqtemplate.engine.pop.pop import PoppedMessage, PopResult
+from mqtemplate.engine.pop.progress import QueueKey
 from mqtemplate.errors import DestinationError, SendError, StoreError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.selectors.tags import TagSelector
@@ -249,6 +250,52 @@ def test_large_changes_are_divided_into_records_that_fit() -> None:
 
     assert len(held) == 150
     assert shop.broker.store.consume_queue(POP_PROGRESS_TOPIC, 0).max_offset > 1
+
+
+def test_what_a_block_notes_is_one_record_and_wakes_no_service() -> None:
+    shop = Shop(**SMALL)
+    journal, wakes = shop.pop_service.journal, list[str]()
+    journal.on_wake(lambda: wakes.append("woken"))
+
+    with journal.writing():
+        journal.note(QueueKey(GROUP, TOPIC, 0), ["M", 3])
+        journal.note(QueueKey(GROUP, TOPIC, 1), ["M", 3])
+    assert shop.broker.store.consume_queue(POP_PROGRESS_TOPIC, 0).max_offset == 1
+    assert wakes == []
+
+    journal.note(QueueKey(GROUP, TOPIC, 0), ["M", 4])
+    assert wakes == ["woken"]
+
+
+def test_what_a_block_notes_is_written_although_the_block_fails() -> None:
+    shop = Shop(**SMALL)
+    journal = shop.pop_service.journal
+
+    with suppress(ValueError), journal.writing():
+        journal.note(QueueKey(GROUP, TOPIC, 0), ["M", 3])
+        raise ValueError("defect")
+
+    assert shop.broker.store.consume_queue(POP_PROGRESS_TOPIC, 0).max_offset == 1
+
+
+def test_what_a_block_cannot_write_is_left_to_the_service(tmp_path: Path) -> None:
+    disk, clock = FaultyDisk(), VirtualClock()
+    broker = EmbeddedBroker(
+        settings=EmbeddedSettings(**SMALL), clock=clock, store_files=FolderStoreFiles(tmp_path, disk)
+    )
+    journal, wakes = Shop.of(broker, clock).pop_service.journal, list[str]()
+    journal.on_wake(lambda: wakes.append("woken"))
+    disk.judge = lambda number, kind: errno.ENOSPC if kind == "allocate" else 0
+
+    with journal.writing():  # the first record of the journal needs a file for its queue
+        journal.note(QueueKey(GROUP, TOPIC, 0), ["M", 3])
+    assert wakes == ["woken"]
+    assert "POP progress are not written" in (journal.error or "")
+
+    disk.judge = never
+    journal.step()
+    assert broker.store.consume_queue(POP_PROGRESS_TOPIC, 0).max_offset == 1
+    broker.close()
 
 
 def test_no_client_can_write_to_the_journal(tmp_path: Path) -> None:

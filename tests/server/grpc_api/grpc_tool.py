@@ -31,13 +31,14 @@ def serving(
     *,
     acl: AclSettings | None = None,
     settings: EmbeddedSettings | None = None,
+    fast_path: bool = True,
     **options: Any,
 ) -> Iterator[BrokerServer[EmbeddedBroker]]:
     """Run a broker in memory, or over *engine*, with both protocols on free ports."""
     broker = engine or EmbeddedBroker(None, settings)
     remoting = options.pop("remoting", None)
     server_settings = BrokerServerSettings(**{"listen": ANY_PORT, "grpc_listen": ANY_PORT, **options})
-    with BrokerServer(broker, server_settings, acl=acl, remoting=remoting) as server:
+    with BrokerServer(broker, server_settings, acl=acl, remoting=remoting, fast_path=fast_path) as server:
         yield server
     broker.close()
 

@@ -8,6 +8,8 @@ import zlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import Code, Encoding, GrpcMessageType
@@ -15,8 +17,8 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host, parse_record
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.record.properties import decode_properties, encode_properties
-from mqtemplate.server.grpc_api.messages import delivered_message, queue_of_group, sent_properties
-from mqtemplate.server.grpc_api.producing import ok_answer
+from mqtemplate.server.grpc_api.encoded import ok_ack_answer, ok_answer
+from mqtemplate.server.grpc_api.messages import MessageEncoder, delivered_message, queue_of_group, sent_properties
 
 HOST = HostAddress("127.0.0.1", 10911)
 
@@ -34,16 +36,21 @@ def sent(kind: GrpcMessageType = GrpcMessageType.NORMAL, **system: Any) -> dict[
 
 
 def record(properties: dict[str, str], body: bytes = b"body", sys_flag: int = 0) -> StoredRecord:
+    return record_with(encode_properties(properties), body, sys_flag)
+
+
+def record_with(properties: bytes, body: bytes, sys_flag: int, later: int = 0) -> StoredRecord:
+    """Return a record with encoded properties; *later* changes its place and its times."""
     draft = RecordDraft(
         "orders",
         3,
         body,
-        encode_properties(properties),
+        properties,
         sys_flag=sys_flag,
-        born_timestamp=1_700_000_000_123,
+        born_timestamp=1_700_000_000_123 + later,
         born_host=pack_host(HostAddress("10.0.0.9", 4711)),
     )
-    return parse_record(draft.encode(17, 4_096, 1_700_000_000_456, pack_host(HOST)))
+    return parse_record(draft.encode(17 + later, 4_096, 1_700_000_000_456 + later, pack_host(HOST)))
 
 
 # --- from producers -------------------------------------------------------------------------------
@@ -128,6 +135,17 @@ def test_the_answer_to_a_send_is_what_protobuf_reads(message_id: str, queue_offs
     assert (answer.status.code, answer.status.message) == (Code.OK, "OK")
     assert (entry.status.code, entry.status.message) == (Code.OK, "OK")
     assert (entry.message_id, entry.transaction_id, entry.offset) == (message_id, message_id, queue_offset)
+
+
+@pytest.mark.parametrize("message_id", ["", "1", "x" * 34, "x" * 200, "größe"])
+@pytest.mark.parametrize("handle", ["", "1 2 3", "x" * 120, "x" * 400])
+def test_the_answer_to_an_acknowledgement_is_what_protobuf_reads(message_id: str, handle: str) -> None:
+    answer = protos.AckMessageResponse.FromString(ok_ack_answer(message_id, handle))
+
+    [entry] = answer.entries
+    assert (answer.status.code, answer.status.message) == (Code.OK, "OK")
+    assert (entry.status.code, entry.status.message) == (Code.OK, "OK")
+    assert (entry.message_id, entry.receipt_handle) == (message_id, handle)
 
 
 # --- to consumers ---------------------------------------------------------------------------------
@@ -224,3 +242,29 @@ def test_a_body_that_cannot_be_unpacked_is_marked_as_packed(body: bytes) -> None
 def test_a_gzip_body_is_read_by_other_clients_of_this_library() -> None:
     """gRPC clients pack by gzip without naming the method, which was zlib for the clients before them."""
     assert decompress_body(gzip.compress(b"a long body"), 1) == b"a long body"
+
+
+_NAMES = ["UNIQ_KEY", "KEYS", "XKEYS", "TAGS", "BORN_TIMESTAMP", "__BORNHOST", "colour", "DELAY", "TIMER_DELIVER_MS"]
+_NAMES += ["TRAN_MSG", "__SHARDINGKEY", "TRACE_CONTEXT", "_SYS_MSG_PRIORITY_", "DLQ_ORIGIN_TOPIC", ""]
+_VALUES = [b"", b"a", b"id-2", b"k1 k2", b" k1  ", "größe".encode(), b"\xff", b"1700000000789", b"true", b"a\x01b"]
+_PROPERTIES = st.lists(st.tuples(st.sampled_from(_NAMES), st.sampled_from(_VALUES)), max_size=6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_PROPERTIES, st.sampled_from([b"", b"body", bytes(300)]), st.sampled_from([0, 1]), st.booleans())
+def test_an_encoded_message_is_what_protobuf_would_encode(
+    properties: list[tuple[str, bytes]], body: bytes, sys_flag: int, ends_with_separator: bool
+) -> None:
+    """Also the second and the third one with the same properties, but for the id and the keys."""
+    encoder = MessageEncoder(lambda: 1 << 20)
+    for number in range(4):
+        own = [("UNIQ_KEY", b"0102FC00%d" % number), ("KEYS", b"order-%d" % number)]
+        encoded = b"".join(name.encode() + b"\x01" + value + b"\x02" for name, value in [*own, *properties])
+        stored = record_with(encoded if ends_with_separator else encoded[:-1], body, sys_flag, number)
+        expected = delivered_message(stored, "shop", 1 << 20)
+        expected.system_properties.receipt_handle = f"1 2 {number}"
+        expected.system_properties.delivery_attempt = number + 1
+
+        found = encoder.encode(stored, "shop", f"1 2 {number}", number + 1)
+
+        assert protos.ReceiveMessageResponse.FromString(found) == protos.ReceiveMessageResponse(message=expected)
