@@ -8,6 +8,8 @@ and restored, and the next child continues there, with the same copy. After each
 - each message that was acknowledged before the restored end is pending or in its topic, and in its topic once at most;
 - no message is in its topic before its deliver time, and none that was cancelled before the restored end is there.
 
+The same with a follower that keeps another folder current meanwhile, and takes over.
+
 Then the rate of sends with and without a copy, and the rate of a restore beside that of the disk. With the packages
 obstore and moto the rounds run a second time on an S3 server on loopback.
 
@@ -21,10 +23,11 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -36,6 +39,8 @@ from bench.measure import quiet, report, run, scratch_folder
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.copy import CopiedBroker
+from mqtemplate.copy.backup import StoreSummary
+from mqtemplate.copy.follower import Follower, FollowLoop
 from mqtemplate.copy.restore import restore_store
 from mqtemplate.engine.settings import CopyOptions
 from mqtemplate.message import Message, MessageQueue
@@ -92,7 +97,7 @@ class Outcome:
     acknowledged: int = 0
     lost_within_lag: int = 0
     lag_ms: list[int] = field(default_factory=list)
-    restore_s: list[float] = field(default_factory=list)
+    recovery_s: list[float] = field(default_factory=list)
     below_reported: int = 0
     lost: list[int] = field(default_factory=list)
     doubled: list[int] = field(default_factory=list)
@@ -100,21 +105,53 @@ class Outcome:
     not_cancelled: list[int] = field(default_factory=list)
 
 
-def kill_rounds(folder: Path, place: CopyOptions, rounds: int) -> Outcome:
-    """Kill, delete and restore, round by round."""
+Recovery = Callable[[Path, CopyOptions], AbstractContextManager[Callable[[], StoreSummary]]]
+"""Function (new folder, copy): runs while the old folder is in use, and yields what completes the new one."""
+
+
+@contextmanager
+def restoring(path: Path, place: CopyOptions) -> Iterator[Callable[[], StoreSummary]]:
+    """Write the folder from the copy after the end of the old one."""
+    yield lambda: restore_store(place.to or "", path, options=place.options, settings=settings(_MODE)).store
+
+
+@contextmanager
+def following(path: Path, place: CopyOptions) -> Iterator[Callable[[], StoreSummary]]:
+    """Keep the folder current all the time, and promote it."""
+    ended = threading.Event()
+    with Follower(place.to, path, place.options, settings(_MODE)) as follower:
+        loop = FollowLoop(follower, place.interval, lambda text: None)
+        thread = threading.Thread(target=loop.run, args=(ended.wait,))
+        thread.start()
+
+        def promote() -> StoreSummary:
+            ended.set()
+            thread.join()
+            return follower.promote().store
+
+        try:
+            yield promote
+        finally:
+            ended.set()
+
+
+def kill_rounds(folder: Path, place: CopyOptions, rounds: int, recovery: Recovery) -> Outcome:
+    """Kill, delete and recover, round by round."""
     chance = random.Random(1)
-    outcome, expected, store, first = Outcome(), Expected(), folder / "store", 0
-    for _ in range(rounds):
-        lines = _lines_until_kill(store, place, first, chance.randrange(20, _COUNT))
-        shutil.rmtree(store)
-        started = time.perf_counter()
-        restored = restore_store(place.to or "", store, options=place.options, settings=settings(_MODE))
-        outcome.restore_s.append(time.perf_counter() - started)
-        outcome.below_reported += restored.store.end_offset < int(lines[-1][4])
+    outcome, expected, first = Outcome(), Expected(), 0
+    for number in range(rounds):
+        store, new = folder / f"store-{number}", folder / f"store-{number + 1}"
+        with recovery(new, place) as recover:
+            lines = _lines_until_kill(store, place, first, chance.randrange(20, _COUNT))
+            shutil.rmtree(store)
+            started = time.perf_counter()
+            end_offset = recover().end_offset
+            outcome.recovery_s.append(time.perf_counter() - started)
+        outcome.below_reported += end_offset < int(lines[-1][4])
         outcome.lag_ms.append(int(lines[-1][5]))
         first = 1 + max(int(line[1]) for line in lines)
-        _note(outcome, expected, lines, restored.store.end_offset)
-        _check(outcome, expected, store)
+        _note(outcome, expected, lines, end_offset)
+        _check(outcome, expected, new)
         outcome.rounds += 1
     return outcome
 
@@ -258,7 +295,7 @@ def _report(title: str, outcome: Outcome) -> None:
         f"{outcome.lost_within_lag} of them within the lag"
     )
     report("  reported lag, median", median(outcome.lag_ms), "ms", "the interval is 200 ms")
-    report("  restore, median", median(outcome.restore_s), "s", "")
+    report("  recovery, median", median(outcome.recovery_s), "s", "")
     report("  less than reported as copied", outcome.below_reported, "", "0")
     report("  lost beyond the lag", len(outcome.lost), "", "0")
     report("  twice", len(outcome.doubled), "", "0")
@@ -266,18 +303,23 @@ def _report(title: str, outcome: Outcome) -> None:
     report("  cancelled, but there", len(outcome.not_cancelled), "", "0")
 
 
+_RECOVERIES: dict[str, Recovery] = {"restore": restoring, "follower": following}
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 50
     mebibytes = int(sys.argv[2]) if len(sys.argv) > 2 else 512
-    with _folder() as folder:
-        place = CopyOptions(to=f"file://{folder}/copy", interval=200)
-        _report("folder", kill_rounds(folder, place, rounds))
-    with s3_server() as options, _folder() as folder:
+    for name, recovery in _RECOVERIES.items():
+        with _folder() as folder:
+            place = CopyOptions(to=f"file://{folder}/copy", interval=200)
+            _report(f"folder, {name}", kill_rounds(folder, place, rounds, recovery))
+    with s3_server() as options:
         if options is None:
             print("S3: left out, the packages obstore and moto are not installed")
-        else:
-            place = CopyOptions(to="s3://bucket/shop", interval=200, options=options)
-            _report("S3 (moto on loopback)", kill_rounds(folder, place, rounds))
+        for name, recovery in () if options is None else _RECOVERIES.items():
+            with _folder() as folder:
+                place = CopyOptions(to=f"s3://bucket/{name}", interval=200, options=options or {})
+                _report(f"S3 (moto on loopback), {name}", kill_rounds(folder, place, rounds, recovery))
     with _folder() as folder:
         without, with_copy = send_rates(folder)
     report("sync_send without a copy", without, "messages/s", "")
