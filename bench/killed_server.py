@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.grpc_ledger import Kind, Ledger
+from bench.peer.rocketmq import free_port
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
@@ -138,13 +138,6 @@ class KilledServer:
         """Return the errors in its log."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return [line for line in lines if '"level": "error"' in line or "Traceback" in line]
-
-
-def free_port() -> int:
-    """Return a port of this machine that no process uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _create_topics(store: Path) -> None:

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Self
 
 from bench.measure import quiet, report, run, scratch_folder
+from bench.peer.rocketmq import free_port
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageQueue
@@ -334,13 +334,6 @@ def _children(parents: list[int]) -> list[int]:
 
 
 # --- processes --------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    """Return a port of this machine that no process uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _start(work: Callable[..., None], *arguments: object) -> subprocess.Popen[str]:

@@ -10,7 +10,6 @@ workers and server.
 
 from __future__ import annotations
 
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import quiet, report, run, scratch_folder
+from bench.peer.rocketmq import free_port
 from bench.spark_read import cpu_seconds
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.message import HostAddress, Message, Property
@@ -44,9 +44,7 @@ def serve(folder: str, port: str, mode: str) -> None:
 
 @contextmanager
 def _server(folder: Path, mode: FlushDiskType) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     code = "import sys; from bench.spark_sink import serve; serve(*sys.argv[1:])"
     command = [sys.executable, "-c", code, str(folder), str(port), mode.value]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -304,9 +304,10 @@ def prompt_threads() -> Iterator[None]:
 
     Enter it when everything is started, in a process that serves clients. From then on large blocks of memory return to
     the system when they are freed. A full collection holds all threads. With the modules and settings of a server
-    it took up to 100 ms, and large requests cause many (``bench.hostile``).
+    it took up to 100 ms, and large requests cause many (``bench.hostile``). Objects that the program has frozen before
+    stay frozen.
     """
-    interval_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    interval_s, thresholds, is_frozen = sys.getswitchinterval(), gc.get_threshold(), gc.get_freeze_count() > 0
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _return_large_blocks()
     gc.collect()
@@ -316,7 +317,8 @@ def prompt_threads() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
         sys.setswitchinterval(interval_s)
 
 

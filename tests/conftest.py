@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -37,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="mqtemplate-state-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_STATE_HOME"] = folder.name
+    # A shell starts a program in the background with SIGINT ignored, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Every event of the library reaches pytest, which shows them for a test that fails.
     logging.getLogger("mqtemplate").setLevel(logging.DEBUG)
 
@@ -79,11 +82,11 @@ def multiply_limits(items: list[pytest.Item], factor: int) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move files with long tests to the front, for an even end. Skip tests of Spark where it cannot run."""
+    """Move folders of one process, then files with long tests to the front, for an even end. Skip what cannot run."""
     if PATIENCE_S > 60:
         multiply_limits(items, PATIENCE_S // 60)
     long_files = {item.path for item in items if any(map(item.get_closest_marker, _LONG))}
-    items.sort(key=lambda item: item.path not in long_files)
+    items.sort(key=lambda item: (not item.nodeid.startswith(_SHARED), item.path not in long_files))
     spark_tests = [item for item in items if item.get_closest_marker("spark")]
     reason = _why_not_spark() if spark_tests else None
     if reason:

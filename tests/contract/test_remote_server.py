@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from bench.peer.rocketmq import free_port
 from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress
@@ -16,9 +16,7 @@ from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest
 
 
 def free_address() -> HostAddress:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return HostAddress("127.0.0.1", int(probe.getsockname()[1]))
+    return HostAddress("127.0.0.1", free_port())
 
 
 class OurServer:

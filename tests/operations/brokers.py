@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from bench.peer.rocketmq import free_port
 from mqtemplate.broker import Broker, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.message import HostAddress, Message, MessageExt, Property
@@ -27,9 +27,7 @@ CAUSE = {
 
 
 def free_address() -> HostAddress:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return HostAddress("127.0.0.1", int(probe.getsockname()[1]))
+    return HostAddress("127.0.0.1", free_port())
 
 
 def fill(broker: Broker) -> None:

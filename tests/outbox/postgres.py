@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.peer.rocketmq import free_port
 from tests.waiting import eventually
 
 _DEBIAN = Path("/usr/lib/postgresql")
@@ -37,7 +37,7 @@ def postgres_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="postgres-", ignore_cleanup_errors=True) as folder:
         if as_user:
             shutil.chown(folder, "postgres")
-        data, port = f"{folder}/data", _free_port()
+        data, port = f"{folder}/data", free_port()
         initdb = [*as_user, str(programs / "initdb"), "-D", data, "-U", "postgres", "--auth=trust", "--no-sync"]
         subprocess.run(initdb, check=True, capture_output=True, cwd="/")
         options = ["-h", "127.0.0.1", "-p", str(port), "-c", f"unix_socket_directories={folder}"]
@@ -56,10 +56,3 @@ def postgres_server() -> Iterator[str]:
                 [*as_user, str(programs / "pg_ctl"), "-D", data, "-m", "fast", "-s", "stop"], check=False, cwd="/"
             )
             server.wait(30)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

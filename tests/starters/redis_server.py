@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from bench.peer.rocketmq import free_port
 from tests.waiting import PATIENCE_S, eventually
 
 PROGRAM = shutil.which("redis-server")
@@ -26,9 +27,7 @@ class RedisServer(NamedTuple):
 def redis_server() -> Iterator[RedisServer]:
     """Start a server without files. It is stopped at the end."""
     assert PROGRAM is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = subprocess.Popen(
             [PROGRAM, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", folder],

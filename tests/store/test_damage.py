@@ -23,7 +23,7 @@ from mqtemplate.store.settings import StoreSettings
 from mqtemplate.store.tables import ConsumerOffsets, TopicTable, read_table, write_table
 from tests.store.power_loss_disk import RestartedDisk
 from tests.store.small_store import draft, kill, opened, small
-from tests.thirds import THIRDS
+from tests.thirds import NINTHS
 
 LOG_FILE = 400
 TOPIC, QUEUES = "orders", 2
@@ -151,17 +151,17 @@ STOPS = [pytest.param(MessageStore.close, id="clean"), pytest.param(kill, id="ki
 
 
 @pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("third", THIRDS)
+@pytest.mark.parametrize("ninth", NINTHS)
 def test_every_flipped_bit_of_the_log_damages_one_message_at_most_and_is_reported(
-    folder: Folder, stop: Callable[[MessageStore], None], third: int
+    folder: Folder, stop: Callable[[MessageStore], None], ninth: int
 ) -> None:
     """Flip every bit that was written, and the first ones after the end.
 
-    Every third bit hits each byte, and each bit of a byte in every third one.
+    Every ninth bit hits nearly each byte, and another bit of it than of the byte before.
     """
     folder.fill(4, lambda number: b"%d" % number, stop=stop)
     for path, data in folder.kept_in("commitlog"):
-        for bit in range(third, (len(data.rstrip(b"\0")) + 4) * 8, 3):
+        for bit in range(ninth, (len(data.rstrip(b"\0")) + 4) * 8, 9):
             folder.restore(path, flipped(data, bit))
 
             seen = folder.read()

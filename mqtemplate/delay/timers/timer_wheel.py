@@ -47,7 +47,7 @@ _PAGE_SLOTS = _PAGE_SIZE // SLOT_SIZE
 _BLOCK_SLOTS = 4_096
 # Linux replaces freed pages by zeros (man madvise); macOS may keep their content. Some systems have larger pages.
 _CAN_FREE = sys.platform == "linux" and hasattr(mmap, "MADV_DONTNEED") and mmap.PAGESIZE == _PAGE_SIZE
-_LOADED_PAGES = 512  # pages that are read and summed at once
+_LOADED_PAGES = 64  # pages that are read and summed at once
 
 # Odd factors: a product modulo 2 ** 64 with an odd number loses no bit, so each wrong bit changes the sum.
 _WORD_FACTORS = (np.arange(_PAGE_SIZE // 8, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C16)) + np.uint64(
@@ -115,20 +115,23 @@ class TimerWheel:
             self._load(from_ms // precision_ms)
 
     def _load(self, from_tick: int) -> None:
-        for first in range(0, len(self._sums), _LOADED_PAGES):
-            piece = self._file.read(first * _PAGE_SIZE, _LOADED_PAGES * _PAGE_SIZE)
-            if only_zeros(piece):
-                continue  # a sum of zeros is 0
-            piece += bytes(-len(piece) % _PAGE_SIZE)
-            self._sums[first : first + len(piece) // _PAGE_SIZE] = _page_sums(piece)
-            times = np.frombuffer(piece, SLOT_DTYPE)["time"].reshape(-1, _PAGE_SLOTS).max(axis=1)
-            for page in np.flatnonzero(times >= max(from_tick, 1)).tolist():
-                at = (first + page) * _PAGE_SIZE
-                self._memory[at : at + _PAGE_SIZE] = piece[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE]
-                self._pages[first + page] = int(times[page])
+        for start, end in self._file.data_parts():
+            for first in range(start // _PAGE_SIZE, -(-end // _PAGE_SIZE), _LOADED_PAGES):
+                self._load_pages(first, self._file.read(first * _PAGE_SIZE, _LOADED_PAGES * _PAGE_SIZE), from_tick)
         for page in self._pages:
             times = self._slots(page * _PAGE_SLOTS, min(_PAGE_SLOTS, self._ring - page * _PAGE_SLOTS))["time"]
             self._blocks.update(np.unique(times // _BLOCK_SLOTS).tolist())
+
+    def _load_pages(self, first: int, piece: bytes, from_tick: int) -> None:
+        if only_zeros(piece):
+            return  # a sum of zeros is 0
+        piece += bytes(-len(piece) % _PAGE_SIZE)
+        self._sums[first : first + len(piece) // _PAGE_SIZE] = _page_sums(piece)
+        times = np.frombuffer(piece, SLOT_DTYPE)["time"].reshape(-1, _PAGE_SLOTS).max(axis=1)
+        for page in np.flatnonzero(times >= max(from_tick, 1)).tolist():
+            at = (first + page) * _PAGE_SIZE
+            self._memory[at : at + _PAGE_SIZE] = piece[page * _PAGE_SIZE : (page + 1) * _PAGE_SIZE]
+            self._pages[first + page] = int(times[page])
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from mqtemplate.errors import StoreError, StoreFullError
 from mqtemplate.processes import OPEN_FLAGS, descriptor_limit, raise_descriptor_limit
 from mqtemplate.store.files.mapped_files import only_zeros
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 _BLOCK = 4_096
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, process id
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -406,7 +406,7 @@ class Disk:
             return None
         with file:
             fd = file.fileno()
-            return [(start, pread(fd, end - start, start)) for start, end in _parts(fd)]
+            return [(start, pread(fd, end - start, start)) for start, end in data_parts(fd)]
 
     def list_files(self, folder: Path) -> list[tuple[str, int]]:
         """Return name and length of each file in a folder, sorted by name. A missing folder has no files.
@@ -558,7 +558,7 @@ def open_to_read(path: Path) -> BinaryIO | None:
     return os.fdopen(fd, "rb")
 
 
-def _parts(fd: int) -> Iterator[tuple[int, int]]:
+def data_parts(fd: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of each part of a file that takes disk space."""
     at, end = 0, os.fstat(fd).st_size
     if not hasattr(os, "SEEK_DATA"):  # Windows

@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.event_log import get_logger
-from mqtemplate.store.files.disk import Disk, disk_error, disk_errors, make_folder, sync_folder
+from mqtemplate.store.files.disk import Disk, data_parts, disk_error, disk_errors, make_folder, sync_folder
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue, only_zeros
 
@@ -95,6 +95,10 @@ class DiskFile(MappedFile):
     def read(self, at: int, size: int) -> bytes:
         with disk_errors("read", self.path), self._descriptor() as fd:
             return self._disk.read_at(fd, size, at)
+
+    def data_parts(self) -> list[tuple[int, int]]:
+        with disk_errors("read", self.path), self._descriptor() as fd:
+            return list(data_parts(fd))
 
     @contextlib.contextmanager
     def _descriptor(self) -> Iterator[int]:

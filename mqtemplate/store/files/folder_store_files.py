@@ -292,8 +292,12 @@ class _CopiedFile(MappedFile):
         super().__init__(size)
         self.path = path
         self.is_new = not any(data for _, data in parts)
+        self._parts = [(at, min(at + len(data), size)) for at, data in parts]
         for at, data in parts:
             self.write_mapped(at, data[: max(size - at, 0)])
+
+    def data_parts(self) -> list[tuple[int, int]]:
+        return self._parts
 
 
 class PrivateFile(MappedFile):

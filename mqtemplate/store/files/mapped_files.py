@@ -36,6 +36,10 @@ class MappedFile:
         """
         return self.view[at : at + size]
 
+    def data_parts(self) -> list[tuple[int, int]]:
+        """Return start and end of each part that may have other bytes than zero, as the file system knows it."""
+        return [(0, self.size)]
+
     def allocate(self, end: int) -> None:
         """Reserve the memory or the disk space for all bytes before *end*. Writing there cannot fail then.
 
@@ -107,7 +111,7 @@ class MappedFile:
         self.unlink()
 
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16  # larger ones do not stay in the cache of the processor
 _PAGE = 4_096
 
 _Files = tuple[list[int], list[MappedFile]]

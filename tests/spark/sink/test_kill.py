@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from bench.spark_kill import free_port, query_kill_rounds, sink_kill_rounds
+from bench.peer.rocketmq import free_port
+from bench.spark_kill import query_kill_rounds, sink_kill_rounds
 
 
 @pytest.mark.slow
