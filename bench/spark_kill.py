@@ -138,11 +138,11 @@ def _publish_round(
             outcome.kills["executor"] += 1
         for number, each in enumerate(writers):
             if each.poll() not in (None, 0):
-                _close(each)
+                close(each)
                 writers[number] = writer(number)
     _kill(server)
     for each in writers:
-        _close(each)
+        close(each)
     with EmbeddedBroker(store, EmbeddedSettings(**_SMALL)) as broker:
         outcome.check(_numbers(broker, TARGET), _PARTITIONS * size[0] * size[1])
 
@@ -287,7 +287,7 @@ def _run_driver(folder: Path, outcome: Outcome, kills: int, chance: random.Rando
             outcome.kills[victim] += 1
         elif _kill_one(victim, driver, jvm, chance):
             outcome.kills[victim] += 1
-    _close(driver)
+    close(driver)
     return driver.returncode
 
 
@@ -310,7 +310,7 @@ class _Progress:
 
 def _kill_one(victim: str, driver: subprocess.Popen[str], jvm: int, chance: random.Random) -> bool:
     """Kill the driver, its JVM or a Python worker of the JVM. The driver ends with its JVM."""
-    workers = _children(_children([jvm]))
+    workers = workers_of(jvm)
     pid = {"driver": driver.pid, "jvm": jvm}.get(victim) or (chance.choice(workers) if workers else None)
     if pid is None or driver.poll() is not None:
         return False
@@ -319,6 +319,11 @@ def _kill_one(victim: str, driver: subprocess.Popen[str], jvm: int, chance: rand
     except ProcessLookupError:
         return False
     return True
+
+
+def workers_of(jvm: int) -> list[int]:
+    """Return the Python workers of a JVM, which processes of it start."""
+    return _children(_children([jvm]))
 
 
 def _children(parents: list[int]) -> list[int]:
@@ -350,10 +355,11 @@ def _await_line(process: subprocess.Popen[str]) -> str:
 
 def _kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    _close(process)
+    close(process)
 
 
-def _close(process: subprocess.Popen[str]) -> None:
+def close(process: subprocess.Popen[str]) -> None:
+    """Wait until a process has ended."""
     process.wait(_TIMEOUT_S)
     assert process.stdout is not None
     process.stdout.close()

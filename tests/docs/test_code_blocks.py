@@ -59,6 +59,10 @@ ELSEWHERE = {
     "logging.md": ("tests/context/test_logging_recipes.py", ["LOGGING", "def by_event"]),
     "notebooks.md": ("tests/examples/test_notebook.py", [""]),
     "spark.md": ("tests/docs/test_spark_page.py", [""]),
+    **{
+        f"spark/{page}.md": ("tests/docs/test_spark_page.py", [""])
+        for page in ("delta", "iceberg", "databases", "parquet")
+    },
 }
 
 WITH_WHOLE_LINES = """

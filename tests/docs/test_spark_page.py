@@ -1,15 +1,14 @@
-"""The blocks of docs/spark.md, in a program of their own with a session of Spark."""
+"""The blocks of the pages on Spark, in a program for each page with a session of Spark, or as code of an example."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.docs.fences import DOCS, fences
+from tests.docs.fences import DOCS, ROOT, fences
 from tests.programs import run_python
-
-pytestmark = [pytest.mark.spark, pytest.mark.thorough, pytest.mark.timeout(300)]
 
 BY_SERVER = "nameServer"
 """Blocks with this word read from or write to a server at a fixed address; tests/spark does so with free ports."""
@@ -40,6 +39,24 @@ print("the end of the page")
 """
 
 
+@pytest.mark.parametrize("page", ["delta", "iceberg", "databases", "parquet"])
+def test_a_page_on_tables_shows_the_listeners_that_are_killed(page: str) -> None:
+    """`bench/spark_exactly_once.py` runs them. The pages write out the attributes of their decorators."""
+    example = (ROOT / "examples" / "spark_tables.py").read_text("utf-8")
+    blocks = [block.text for block in fences(DOCS / "spark" / f"{page}.md") if block.language == "python"]
+    functions = re.findall(
+        r"^def (\w+)\([^\n]*\n(.*?)(?=\n\n\n|\n*\Z)", "\n\n\n".join(blocks), re.DOTALL | re.MULTILINE
+    )
+
+    assert functions
+    for name, body in functions:
+        assert f"def {name}(" in example
+        assert body in example
+
+
+@pytest.mark.spark
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
 def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path: Path) -> None:
     """Listeners are defined, and the first one handles a batch; a topic and the delayed messages are read."""
     blocks = [block.text for block in fences(DOCS / "spark.md") if block.language == "python" and not block.reason]

@@ -31,6 +31,7 @@ SHIPPED_VARIABLE = "MQTEMPLATE_SPARK_SHIPPED"
 """Environment variable of a session whose tasks get the package; the package ``pyspark_mqtemplate`` reads it."""
 OLDEST_PYSPARK = (4, 0)
 """First version with data sources in Python."""
+_CHECKPOINTS_HAVE_A_PACKAGE = (4, 1)
 
 
 def require_pyspark() -> None:
@@ -43,12 +44,17 @@ def require_pyspark() -> None:
     missing = [name for name in ("pyspark", "pyarrow", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         raise SparkError(f"Spark support needs {', '.join(missing)}, not installed here: {install}")
-    version = importlib.import_module("pyspark").__version__
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYSPARK:
+    if _pyspark_version() < OLDEST_PYSPARK:
+        version = importlib.import_module("pyspark").__version__
         raise SparkError(
             f"Spark support needs pyspark {'.'.join(map(str, OLDEST_PYSPARK))} or newer, got {version}, which has no "
             f"data sources in Python: {install}"
         )
+
+
+def _pyspark_version() -> tuple[int, ...]:
+    """Return the first two numbers of the version."""
+    return tuple(int(part) for part in importlib.import_module("pyspark").__version__.split(".")[:2])
 
 
 _TUNED = {
@@ -65,6 +71,7 @@ _THREADS_OF_THIS_MACHINE = {
     # Workers on other machines have the package for executors, and perhaps not this module.
     "spark.python.daemon.module": "mqtemplate.spark.reader.daemon",
 }
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _ALREADY_FOUND = "DATA_SOURCE_ALREADY_EXISTS"
 """Spark's error for a source that it has found by itself. Source: ``DataSourceManager.registerDataSource``."""
 _MASTERS = ("local", "local[", "local-cluster[", "spark://", "yarn", "k8s://")
@@ -193,7 +200,22 @@ def _is_one_process(master: str, *, cluster: bool = False) -> bool:
 def _of_master(master: str) -> dict[str, str]:
     """Return the settings that depend on where the executors are."""
     is_here = master.startswith(("local", "spark://127.0.0.1", "spark://localhost"))
-    return {**(_LOOPBACK if is_here else {}), **(_THREADS_OF_THIS_MACHINE if _is_one_process(master) else {})}
+    return {
+        **(_LOOPBACK if is_here else {}),
+        **({**_THREADS_OF_THIS_MACHINE, _FILE_MANAGER: _file_manager()} if _is_one_process(master) else {}),
+    }
+
+
+def _file_manager() -> str:
+    """Return the class that writes checkpoints with the least work on a local disk.
+
+    Spark's default one starts processes such as ``chmod`` for each file. Both write a file under another name and
+    rename it. If two drivers use one checkpoint, the default one notices it in more cases.
+    """
+    package = "org.apache.spark.sql.execution.streaming"
+    if _pyspark_version() >= _CHECKPOINTS_HAVE_A_PACKAGE:
+        package += ".checkpointing"
+    return f"{package}.FileSystemBasedCheckpointFileManager"
 
 
 def _environment(master: str) -> dict[str, str]:
