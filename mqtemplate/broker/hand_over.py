@@ -187,7 +187,7 @@ class MovedMessage:
         topic: The real topic.
         deliver_ms: When it is due.
         offset: Queue offset in the transit topic.
-        outcome: Where it is now.
+        end: Where it is now.
         broker_name: Broker of the new cluster that has it; empty if that is not known, and for a returned message.
         handle: Handle in the new broker, for `cancel` and `reschedule` there; None if it was due at once, or if only
             its id is known: it was found after a kill. Its id names it in the new broker in any case.
@@ -199,7 +199,7 @@ class MovedMessage:
     topic: str
     deliver_ms: int
     offset: int
-    outcome: TransitEnd = TransitEnd.MOVED
+    end: TransitEnd = TransitEnd.MOVED
     broker_name: str = ""
     handle: str | None = None
     reason: str | None = None
@@ -207,7 +207,7 @@ class MovedMessage:
 
     def to_json(self) -> str:
         """Return it as a JSON object."""
-        return json.dumps(asdict(self) | {"outcome": self.outcome.value})
+        return json.dumps(asdict(self) | {"end": self.end.value})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -218,7 +218,7 @@ class MovedMessage:
         """
         try:
             values: dict[str, Any] = json.loads(text)
-            return cls(**(values | {"outcome": TransitEnd(values["outcome"])}))
+            return cls(**(values | {"end": TransitEnd(values["end"])}))
         except (TypeError, KeyError, AttributeError) as exc:
             raise ValueError(f"not a moved message: {exc}") from exc
 

@@ -37,6 +37,7 @@ from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
     from mqtemplate.context.settings.features import ManagementSettings
+    from mqtemplate.handover.control import ApplicationHandOver
     from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 
 _log = get_logger("mqtemplate.actuator")
@@ -57,13 +58,14 @@ _SOURCES = {
     "prometheus": "metrics",
     "listeners": "listeners",
     "schedules": "schedules",
+    "handover": "hand_over",
     "changes": "audit",
     "lateness": "lateness",
     "conditions": "conditions",
     "configprops": "settings",
 }
 
-_CHANGED = ("listeners", "schedules", "changes", "configprops")
+_CHANGED = ("listeners", "schedules", "handover", "changes", "configprops")
 """Endpoints that take changes; of the settings it is ``configprops/reload``."""
 RELOAD = "reload"
 _RECENT = 100
@@ -82,6 +84,7 @@ class ActuatorSources:
     Attributes:
         listeners: The registry of the listeners.
         schedules: The schedules of the application.
+        hand_over: The hand-over of the application to another broker.
         settings: Returns all settings, secrets hidden.
         reload: Reads the configuration again, for a reason, and returns what has changed.
         audit: The log of seeks, and of their undoing.
@@ -92,6 +95,7 @@ class ActuatorSources:
     metrics: Metrics | None = None
     listeners: Iterable[ListenerContainer] | None = None
     schedules: Schedules | None = None
+    hand_over: ApplicationHandOver | None = None
     lags: GroupLags | None = None
     lateness: LatenessRecorder | None = None
     conditions: Sequence[documents.StarterOutcome] | None = None
@@ -157,7 +161,8 @@ class ActuatorAccess:
         return error_response(
             405,
             f"{request.method} is not allowed here; "
-            "GET reads, and POST on listeners/<id>, schedules/<name>, changes/<id> or configprops/reload changes one",
+            "GET reads, and POST on listeners/<id>, schedules/<name>, handover/<change>, changes/<id> or "
+            "configprops/reload changes one",
         )
 
     def _is_host_allowed(self, host: str) -> bool:
@@ -244,6 +249,7 @@ class Actuator:
             "prometheus": lambda _, __: prometheus_response(_given(self.sources.metrics)),
             "listeners": lambda rest, _: self._listeners(rest),
             "schedules": lambda _, __: document_response(documents.schedules_document(_given(self.sources.schedules))),
+            "handover": lambda _, __: document_response(_given(self.sources.hand_over).document() or {}),
             "changes": lambda rest, _: self._changes(rest),
             "lateness": lambda _, __: document_response(
                 documents.lateness_document(_given(self.sources.lateness).recent())
@@ -322,6 +328,8 @@ class Actuator:
                 return self.read(kind, "", ())
             if kind == "configprops":
                 return self._reload(name, request)
+            if kind == "handover":
+                return document_response(self._change_of_hand_over(name, request))
             return self._change_of_listener(kind, name, request)
         except UnconfirmedChangeError as exc:
             return error_response(409, str(exc), preview=exc.preview.document())
@@ -331,6 +339,13 @@ class Actuator:
             return error_response(404, str(exc))
         except MQTemplateError as exc:
             return error_response(409, str(exc))
+
+    def _change_of_hand_over(self, name: str, request: HttpRequest) -> dict[str, Any]:
+        audit = AuditLog(None, SystemClock()) if self.sources.audit is None else self.sources.audit
+        account, change = account_of(request), parse_change(request.body) if request.body else {}
+        audit = audit if account is None else audit.of(account)
+        hand_over: ApplicationHandOver = _given(self.sources.hand_over)
+        return hand_over.change(name, request.remote, audit, is_dry_run=bool(change.get("dryRun")))
 
     def _reload(self, name: str, request: HttpRequest) -> HttpResponse:
         """Read the configuration again. What stays as it was is in the document, with the reason."""

@@ -20,6 +20,7 @@ _ACTIONS = ("pause", "resume", "concurrency")
 _GROUP_ACTIONS = ("pause", "resume")
 _SCHEDULE_ACTIONS = ("pause", "resume", "trigger")
 _MAX_BARS = 100
+_MAX_DAYS = 60
 
 CAUSES = {
     Cause.BROKER_STOPPED.value: "the broker did not run",
@@ -199,6 +200,43 @@ def change_schedule(site: Site, call: Call) -> HttpResponse:
     return site.redirect(call.url("/schedules"))
 
 
+# --- hand-over ----------------------------------------------------------------------------------
+
+_HAND_OVER_CHANGES = {
+    # phase -> changes that may follow
+    "RUNNING": ("pause", "confirm", "abort"),
+    "PAUSED": ("resume", "confirm", "abort"),
+    "ABORTING": ("resume",),
+    "ABORTED": ("resume",),
+}
+
+
+def hand_over(site: Site, call: Call) -> HttpResponse:
+    """Return the progress of the hand-over of the application."""
+    document = site.document("handover")
+    days = sorted((document or {}).get("days", {}).items())
+    return site.page(
+        call,
+        "hand_over.html",
+        found=document,
+        days=days[:_MAX_DAYS],
+        most_of_day=max((count for _, count in days), default=1),
+        actions=_HAND_OVER_CHANGES.get((document or {}).get("phase", ""), ()),
+    )
+
+
+def change_hand_over(site: Site, call: Call) -> HttpResponse:
+    """Show the preview of a change of the hand-over; with its confirmation, make it."""
+    application = _application(site)
+    action = call.action_field({each for actions in _HAND_OVER_CHANGES.values() for each in actions})
+    if call.field("confirmed") != "1":
+        preview = application.post(f"handover/{action}", {"dryRun": True})
+        return site.page(call, "hand_over_preview.html", preview=preview, action=action, back=call.url("/hand-over"))
+    with site.audit.change(f"hand_over.{action}", call.request.remote):
+        application.post(f"handover/{action}", {})
+    return site.redirect(call.url("/hand-over"))
+
+
 # --- lateness -----------------------------------------------------------------------------------
 
 
@@ -277,6 +315,8 @@ ROUTES: Routes = {
     ("POST", "/listeners/undo"): undo_seek,
     ("GET", "/schedules"): schedules,
     ("POST", "/schedules/change"): change_schedule,
+    ("GET", "/hand-over"): hand_over,
+    ("POST", "/hand-over/change"): change_hand_over,
     ("GET", "/lateness"): lateness,
     ("GET", "/configuration"): configuration,
 }

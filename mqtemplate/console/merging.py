@@ -160,7 +160,7 @@ class MergedDocuments:
         if self._processes.is_alone:
             return self._own.change(kind, name, request)
         call = ActuatorCall("POST", f"{kind}/{name}", request.body, request.remote, account_of(request))
-        if kind == "schedules":
+        if kind in ("schedules", "handover"):
             return self._first(call)
         if kind == "configprops":
             return self._reload(call)

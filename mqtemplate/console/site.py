@@ -44,10 +44,11 @@ _PAGES = (
     ("/changes", "Changes", False),
     ("/listeners", "Listeners", False),
     ("/schedules", "Schedules", False),
+    ("/hand-over", "Hand-over", False),
     ("/lateness", "Lateness", False),
     ("/configuration", "Configuration", False),
 )
-OF_ADMINS = frozenset({"/configuration"})
+OF_ADMINS = frozenset({"/configuration", "/hand-over"})
 """Pages of which an account without the role admin sees nothing. Changes of topics and groups are refused to it too."""
 _THEMES = ("light", "dark")
 _THEME_COOKIE = "mqtemplate_theme="

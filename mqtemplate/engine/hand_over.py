@@ -346,7 +346,7 @@ class LocalHandOver:
             returned = [
                 (self._store.read(unit.physical_offset, unit.size), each.may_move_again)
                 for each in fresh
-                if each.outcome is TransitEnd.RETURNED
+                if each.end is TransitEnd.RETURNED
                 for unit in [queue.unit(each.offset)]
             ]
             self._delayed.control.settle([self._end_of(each) for each in fresh], returned)

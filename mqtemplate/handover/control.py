@@ -16,13 +16,18 @@ from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import HandOverCounts, HandOverError, HandOverPhase, HandOverState
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.converters.readable import span_text, time_text
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, MQTemplateError, UnknownNameError
+from mqtemplate.event_log import get_logger
+from mqtemplate.handover.broker import HandOverBroker
 from mqtemplate.handover.plan import HandOverPlan, create_missing, day_text, lag_reader
 from mqtemplate.handover.run import HandOverRun
-from mqtemplate.operations.audit import OldValue
+from mqtemplate.metrics import MetricKind, MetricSample
+from mqtemplate.operations.audit import AuditLog, OldValue
 from mqtemplate.operations.bulk import OnProgress
-from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult
+from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, carry_out
 from mqtemplate.pending import PendingQuery
+
+_log = get_logger("mqtemplate.hand_over")
 
 _HOUR_MS = 3_600_000
 _BAR = 40
@@ -282,6 +287,63 @@ class HandOverChanged(Change):
     def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
         state = self._old.hand_over.change(self._phase)
         return ChangeResult(f"the phase is {state.phase.value}", {"phase": state.phase.value}, state)
+
+
+class ApplicationHandOver:
+    """The hand-over of a running application, for its actuator, its metrics and its dashboard."""
+
+    def __init__(self, broker: HandOverBroker) -> None:
+        self._broker = broker
+
+    def document(self) -> dict[str, Any] | None:
+        """Return the status as JSON has it; None before the start. The rate is that of the last seconds.
+
+        Raises:
+            BrokerError: The old broker does not answer.
+        """
+        status = read_status(self._broker.old, self._broker.new)
+        if status is None:
+            return None
+        document, mover = status.document(), self._broker.mover
+        if mover is not None and (progress := mover.progress()).is_mover:
+            document["rate"] = progress.rate
+        return document
+
+    def change(self, name: str, remote: str, audit: AuditLog, *, is_dry_run: bool) -> dict[str, Any]:
+        """Change the hand-over, or only show the preview of the change.
+
+        Raises:
+            UnknownNameError: There is no such change.
+            HandOverError: The phase forbids it, or the old broker is not empty.
+        """
+        try:
+            action = HandOverAction(name)
+        except ValueError:
+            allowed = ", ".join(each.value for each in HandOverAction)
+            raise UnknownNameError(f"there is no change {name!r} of a hand-over; there is: {allowed}") from None
+        change = HandOverChanged(self._broker.old, action)
+        if is_dry_run:
+            return {"title": change.title, "notes": list(change.preview.notes)}
+        result = carry_out(change, audit, remote, place=self._broker.options.origin)
+        return {"phase": result.facts["phase"], "change": result.id}
+
+    def samples(self) -> Iterator[MetricSample]:
+        """Yield the numbers of messages that are not in the new broker; nothing while the old one does not answer."""
+        try:
+            state, counts = self._broker.old.hand_over.state(), self._broker.old.hand_over.counts()
+        except MQTemplateError as exc:
+            _log.debug("metrics.hand_over_unknown", reason=str(exc))
+            return
+        if state is None:
+            return
+        yield MetricSample("hand_over.pending", MetricKind.GAUGE, counts.pending, {})
+        yield MetricSample("hand_over.in_transit", MetricKind.GAUGE, counts.in_transit, {})
+        yield MetricSample("hand_over.running", MetricKind.GAUGE, state.phase is HandOverPhase.RUNNING, {})
+
+
+def application_hand_over(broker: Broker) -> ApplicationHandOver | None:
+    """Return the hand-over of the application with this broker; None if it has none."""
+    return ApplicationHandOver(broker) if isinstance(broker, HandOverBroker) else None
 
 
 class StoreMoved(Change):

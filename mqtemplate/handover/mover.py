@@ -294,7 +294,8 @@ class Mover:
             if self._is_closing or (start and not self._renew()):
                 break
             ended = list(self._ends(in_transit[start : start + _WINDOW], known))
-            self._old.settle(self._owner, ended)
+            if ended:
+                self._old.settle(self._owner, ended)
             for each in ended:
                 self._uncertain.pop(each.offset, None)
             self._count(ended)
@@ -302,7 +303,7 @@ class Mover:
         return count
 
     def _count(self, ended: Sequence[MovedMessage]) -> None:
-        moved = sum(each.outcome is TransitEnd.MOVED for each in ended)
+        moved = sum(each.end is TransitEnd.MOVED for each in ended)
         now_ms = self._clock.steady_ms()
         self._moved_at.append((now_ms, moved))
         while now_ms - self._moved_at[0][0] > _RATE_MS:
@@ -386,7 +387,7 @@ class Mover:
         if is_topic:
             self._refused[each.topic] = self._clock.steady_ms() + _REFUSED_TOPIC_MS
         self._failed_log.warning("hand_over.refused", topic=each.topic, msg_id=each.msg_id, reason=str(error))
-        return replace(_moved(each, "", None), outcome=TransitEnd.RETURNED, reason=str(error), may_move_again=is_topic)
+        return replace(_moved(each, "", None), end=TransitEnd.RETURNED, reason=str(error), may_move_again=is_topic)
 
 
 def _moved(each: TransitMessage, broker_name: str, handle: str | None) -> MovedMessage:

@@ -177,6 +177,12 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("copy.lag_ms", "s", "Time since everything was in the copy; 0 if everything is"),
     _counter("copy.copied_bytes", "By", "Bytes written to the copy, compressed"),
     _counter("copy.failures", "{attempt}", "Failed attempts to write to the copy"),
+    # --- hand-over to another broker
+    _counter("hand_over.moved", "{message}", "Pending messages that moved to the new broker"),
+    _counter("hand_over.returned", "{message}", "Pending messages that the new broker refused"),
+    _gauge("hand_over.pending", "{message}", "Messages that are pending at the old broker"),
+    _gauge("hand_over.in_transit", "{message}", "Messages that left the old broker and are not known at the new one"),
+    _gauge("hand_over.running", "1", "1 while messages move; 0 while the hand-over is paused, or over"),
     # --- requests, transactions, sequenced sends
     _gauge("request.pending", "{request}", "Requests of this process without a reply"),
     _counter("request.replied", "{request}", "Requests whose reply arrived in time"),

@@ -14,6 +14,7 @@ ENDPOINTS = (
     "prometheus",
     "listeners",
     "schedules",
+    "handover",
     "changes",
     "lateness",
     "conditions",

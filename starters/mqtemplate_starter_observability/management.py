@@ -83,11 +83,19 @@ def health_checks(
 def actuator(context: ApplicationContext, broker: Broker, health: HealthChecks, observed: Observability) -> Actuator:
     """Return the actuator of the application."""
     settings = context.settings.mqtemplate.management
+    hand_over = None
+    if context.settings.mqtemplate.hand_over.from_ is not None:
+        from mqtemplate.handover import application_hand_over  # few applications need it
+
+        hand_over = application_hand_over(broker)
+    if hand_over is not None and settings.observability.metrics.enabled:
+        observed.metrics.add_collector(hand_over.samples)
     sources = ActuatorSources(
         health=health,
         metrics=observed.metrics,
         listeners=context.get(ListenerRegistry),
         schedules=context.get(Schedules),
+        hand_over=hand_over,
         lags=observed.lags,
         lateness=observed.lateness,
         conditions=context.conditions,

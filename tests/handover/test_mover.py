@@ -1,0 +1,311 @@
+"""The move of pending messages from one broker to another, on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
+from mqtemplate.errors import SendError
+from mqtemplate.handover.mover import MoverSettings
+from mqtemplate.message import Message, Property
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from tests.handover.two_brokers import TOPIC, TwoBrokers
+
+ALL = PendingQuery()
+
+
+@pytest.fixture
+def brokers() -> Iterator[TwoBrokers]:
+    brokers = TwoBrokers()
+    yield brokers
+    brokers.close()
+
+
+def test_levels_and_timers_move_with_id_keys_properties_and_due_time(brokers: TwoBrokers) -> None:
+    message = Message(TOPIC, b"body", {"TAGS": "paid", "KEYS": "a b", "colour": "red", "TIMER_DELAY_MS": "60000"}, 7)
+    timer = brokers.old.sends.send(message, brokers.old.queues(TOPIC)[2])
+    level = brokers.send(1, DELAY=5)
+    before = {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages}
+
+    brokers.advance(1_000)
+
+    after = {each.msg_id: each.deliver_ms for each in brokers.new.delayed.pending(ALL).messages}
+    assert before == after == dict.fromkeys([timer.msg_id, level], brokers.clock.now_ms() + 59_000)
+    assert brokers.old.delayed.count_pending(ALL).total == 0
+    brokers.advance(60_000)
+    [arrived] = [each for each in brokers.arrived() if each.msg_id == timer.msg_id]
+    assert (arrived.body, arrived.tags, arrived.keys, arrived.flag, arrived.queue_id) == (b"body", "paid", "a b", 7, 2)
+    assert arrived.user_properties == {"colour": "red"}
+
+
+def test_messages_of_one_sharding_key_move_to_the_queue_that_producers_choose(brokers: TwoBrokers) -> None:
+    brokers.new.create_topic(TOPIC, 7)
+    properties = {Property.SHARDING_KEY: "customer", "TIMER_DELAY_MS": "60000"}
+    brokers.old.sends.send(Message(TOPIC, b"", properties), brokers.old.queues(TOPIC)[3])
+
+    brokers.advance(61_000)
+
+    [arrived] = brokers.arrived()
+    assert arrived.broker_name == brokers.new.name
+    assert arrived.queue_id == 606175198 % 7  # Java: abs("customer".hashCode()) % 7
+
+
+def test_a_message_that_is_due_soon_stays_and_the_old_broker_releases_it(brokers: TwoBrokers) -> None:
+    brokers.send(1, TIMER_DELAY_MS=4_000)
+
+    brokers.advance(4_000)
+
+    assert brokers.old.hand_over.counts().reserved == 0
+    brokers.check()
+
+
+def test_what_the_new_broker_cannot_keep_yet_stays_until_it_can(brokers: TwoBrokers) -> None:
+    """RocketMQ keeps timers of three days."""
+    brokers.new.settings = replace(brokers.new.settings, timer_max_delay_sec=100)
+    brokers.send(1, TIMER_DELAY_MS=120_000)
+
+    brokers.advance(20_000)
+    assert brokers.new.delayed.count_pending(ALL).total == 0
+
+    brokers.advance(20_000)
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+
+
+def test_a_retry_is_not_moved(brokers: TwoBrokers) -> None:
+    """Its group consumes it from the old broker."""
+    brokers.old.sends.send(Message("%RETRY%billing", b"", {"TIMER_DELAY_MS": "60000"}))
+
+    brokers.advance(2_000)
+
+    assert brokers.old.delayed.count_pending(ALL).total == 1
+
+
+@pytest.mark.parametrize("kind", ["TIMER_DELAY_MS", "DELAY"])
+def test_a_reserved_message_is_neither_cancelled_nor_released_in_the_old_broker(brokers: TwoBrokers, kind: str) -> None:
+    handle = brokers.old.sends.send(Message(TOPIC, b"", {kind: "5" if kind == "DELAY" else "60000"})).handle
+    source = brokers.old.hand_over
+    source.lock("me", 60_000)
+    now_ms = brokers.clock.now_ms()
+    assert source.reserve("me", 10, ReserveFilter(after_ms=0, before_ms=now_ms + 100_000)) == 1
+
+    assert brokers.old.delayed.cancel(handle).status is ScheduleChangeStatus.MOVED
+    assert brokers.old.delayed.reschedule(handle, now_ms).status is ScheduleChangeStatus.MOVED
+    brokers.clock.sleep(100)
+    brokers._step_all(brokers.old)
+    assert brokers.arrived() == []
+    assert [each.deliver_ms for each in source.transit()] == [now_ms + 60_000]
+
+
+def test_the_end_of_a_transit_is_found_by_the_old_id(brokers: TwoBrokers) -> None:
+    msg_id = brokers.send(1, TIMER_DELAY_MS=60_000)
+    assert brokers.old.hand_over.moved(msg_id) is None
+
+    brokers.advance(1_000)
+
+    ended = brokers.old.hand_over.moved(msg_id, TOPIC)
+    assert ended is not None
+    assert ended.end is TransitEnd.MOVED
+    assert ended.broker_name == brokers.new.name
+    assert brokers.new.delayed.cancel(ended.handle).status is ScheduleChangeStatus.CANCELLED
+    assert not brokers.old.hand_over.is_reserved(msg_id)
+    assert brokers.old.hand_over.moved(msg_id, "other") is None
+
+
+def test_a_message_that_the_new_broker_refuses_is_pending_in_the_old_one_again(brokers: TwoBrokers) -> None:
+    """It keeps id and due time, and is not tried again."""
+    brokers.new.engine.drafts._max_message_size = 10
+    body = b"more than ten bytes"
+    handle = brokers.old.sends.send(Message(TOPIC, body, {"TIMER_DELAY_MS": "60000", "UNIQ_KEY": "M1"})).handle
+    brokers.due["M1"] = brokers.clock.now_ms() + 60_000
+
+    brokers.advance(10_000)
+
+    counts = brokers.old.hand_over.counts()
+    assert (counts.reserved, counts.returned, counts.in_transit, counts.pending) == (1, 1, 0, 1)
+    ended = brokers.old.hand_over.moved("M1")
+    assert ended is not None
+    assert "allowed are 10" in (ended.reason or "")
+    brokers.kill_old()
+    assert brokers.old.delayed.reschedule(handle, brokers.due["M1"]).status is ScheduleChangeStatus.RESCHEDULED
+    brokers.advance(60_000)
+    brokers.check()
+
+
+def test_a_topic_that_the_new_broker_does_not_have_stays_until_it_has(brokers: TwoBrokers) -> None:
+    brokers.new.engine.routes.unknown._auto_create = False
+    brokers.send(1, TIMER_DELAY_MS=600_000)
+    brokers.advance(10_000)
+    assert brokers.old.hand_over.counts().pending == 1
+
+    brokers.new.expect_topics([TOPIC])
+    brokers.advance(60_000)
+
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+
+
+def test_a_move_keeps_its_rate(brokers: TwoBrokers) -> None:
+    brokers.mover._settings = MoverSettings(rate=10)
+    for number in range(100):
+        brokers.send(number, TIMER_DELAY_MS=3_600_000 + number)
+
+    brokers.advance(5_000)
+
+    assert 40 <= brokers.old.hand_over.counts().moved <= 70
+    assert brokers.mover.progress().rate > 0
+
+
+def test_the_first_ones_due_move_first(brokers: TwoBrokers) -> None:
+    brokers.mover._settings = MoverSettings(rate=1)
+    for number in (3, 1, 2):
+        brokers.send(number, TIMER_DELAY_MS=3_600_000 + 1_000 * number)
+
+    brokers.advance(1_500)
+
+    assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == ["M1", "M2"]
+
+
+# --- kills --------------------------------------------------------------------------------------
+
+
+def kills() -> list[tuple[int, bool, bool]]:
+    """Number of the call, whether it is done before the interruption, and whether that is a kill."""
+    return [(at, is_after, is_kill) for at in range(8) for is_after in (False, True) for is_kill in (False, True)]
+
+
+@pytest.mark.parametrize(("at", "is_after", "is_kill"), kills())
+def test_an_interruption_at_any_call_loses_and_repeats_nothing(at: int, is_after: bool, is_kill: bool) -> None:
+    brokers = TwoBrokers()
+    for number in range(3):
+        brokers.send(number, **({"DELAY": 4} if number else {"TIMER_DELAY_MS": 20_000}))
+    brokers.faults.at, brokers.faults.is_after, brokers.faults.kills = at, is_after, is_kill
+
+    brokers.advance(14_000)
+    assert brokers.old.hand_over.counts().moved == 3
+    brokers.advance(17_000)
+
+    brokers.check()
+    brokers.close()
+
+
+def test_a_message_that_was_sent_before_a_kill_is_found_by_its_id_and_not_sent_again(brokers: TwoBrokers) -> None:
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    brokers.faults.at, brokers.faults.is_after = 3, True  # lock, reserve, note_brokers, send
+
+    brokers.advance(1_000)
+
+    assert brokers.faults.calls.count("send_async") == 1
+    assert brokers.old.hand_over.counts().moved == 1
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+
+
+def test_a_broker_that_is_away_is_waited_for_before_a_message_is_sent_again(brokers: TwoBrokers) -> None:
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    source = brokers.old.hand_over
+    brokers.faults.at, brokers.faults.is_after, brokers.faults.kills = 0, False, False
+    source.lock("embedded", 60_000)
+    source.note_brokers("embedded", ["broker-b"])  # a message may have been sent there
+
+    brokers.advance(60_000)
+
+    assert source.counts().in_transit == 1
+    assert "broker-b, which is not in the cluster" in (brokers.mover.progress().error or "")
+    assert "start that broker" in (source.state().last_error or "")  # type: ignore[union-attr]
+
+
+def test_messages_are_reserved_again_after_an_abort_and_not_taken_for_moved(brokers: TwoBrokers) -> None:
+    """The new broker has a record with the same id, from the first move: its property names another transit."""
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    brokers.advance(1_000)
+    brokers.new.delayed.cancel(key="M1")
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    brokers.faults.at, brokers.faults.is_after, brokers.faults.kills = len(brokers.faults.calls) + 2, False, True
+
+    brokers.advance(30_000)
+
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+
+
+# --- state and lock -----------------------------------------------------------------------------
+
+
+def test_one_mover_works_at_a_time(brokers: TwoBrokers) -> None:
+    source = brokers.old.hand_over
+    assert source.lock("first", 15_000)
+    assert not source.lock("second", 15_000)
+
+    with pytest.raises(HandOverError, match=r"second does not have the lock .*its last owner: first"):
+        source.reserve("second", 1, ReserveFilter(after_ms=0, before_ms=1))
+    brokers.clock.sleep(15)
+    with pytest.raises(HandOverError, match="first does not have the lock"):
+        source.settle("first", [])
+    assert source.lock("second", 15_000)
+
+
+def test_a_start_honours_the_lease_of_the_owner_before(brokers: TwoBrokers) -> None:
+    """A mover in another process may still send what it reserved."""
+    brokers.old.hand_over.lock("other process", 15_000)
+    brokers.kill_old()
+
+    assert not brokers.old.hand_over.lock("me", 15_000)
+    assert brokers.old.hand_over.lock("other process", 15_000)
+
+
+def test_the_state_survives_a_kill(brokers: TwoBrokers) -> None:
+    source = brokers.old.hand_over
+    source.change(HandOverPhase.PAUSED)
+    state = source.state()
+    brokers.kill_old()
+
+    assert brokers.old.hand_over.state() == state
+
+
+def test_a_paused_hand_over_reserves_nothing_more_and_settles_what_is_in_transit(brokers: TwoBrokers) -> None:
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    brokers.faults.at, brokers.faults.is_after = 1, True
+    brokers.step()
+    brokers.old.hand_over.change(HandOverPhase.PAUSED)
+    brokers.send(2, TIMER_DELAY_MS=300_000)
+
+    brokers.advance(20_000)
+
+    counts = brokers.old.hand_over.counts()
+    assert (counts.moved, counts.in_transit, counts.pending) == (1, 0, 1)
+
+
+def test_a_second_hand_over_to_another_broker_is_refused(brokers: TwoBrokers) -> None:
+    assert brokers.old.hand_over.begin("new:9876") == brokers.old.hand_over.state()
+    with pytest.raises(HandOverError, match=r"to new:9876 is RUNNING, so none to else:9876 can start; abort"):
+        brokers.old.hand_over.begin("else:9876")
+
+
+def test_a_hand_over_is_confirmed_once_the_old_broker_is_empty_and_then_it_refuses_messages(
+    brokers: TwoBrokers,
+) -> None:
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    queue = brokers.old.sends.send(Message(TOPIC, b"")).message_queue
+    brokers.old.groups.commit_offset("billing", queue, 0)
+    with pytest.raises(HandOverError) as refused:
+        brokers.old.hand_over.change(HandOverPhase.CONFIRMED)
+    assert "1 messages are pending here; group billing has not consumed 1 messages of orders" in str(refused.value)
+
+    brokers.advance(1_000)
+    brokers.old.groups.commit_offset("billing", queue, 1)
+    brokers.old.hand_over.change(HandOverPhase.CONFIRMED)
+
+    for _ in range(2):
+        with pytest.raises(SendError, match=r"has moved to new:9876, and takes no messages any more; send them there"):
+            brokers.old.sends.send(Message(TOPIC, b""))
+        brokers.kill_old()
+    with pytest.raises(HandOverError, match=r"is CONFIRMED, which RUNNING cannot follow; allowed: none"):
+        brokers.old.hand_over.change(HandOverPhase.RUNNING)
+
+
+def test_a_broker_without_a_hand_over_says_how_to_start_one() -> None:
+    brokers = TwoBrokers()
+    assert brokers.new.hand_over.state() is None
+    with pytest.raises(HandOverError, match=r"mqtemplate\.hand-over\.from .* or with: mqtemplate hand-over start"):
+        brokers.new.hand_over.change(HandOverPhase.PAUSED)
+    brokers.close()
