@@ -93,7 +93,7 @@ class HandOverDelayed(DelayedMessages):
         part = self._old.hand_over
         self._wait_until_sent(named.msg_id, named.topic)
         moved = part.moved(named.msg_id, named.topic)
-        if moved is None or moved.outcome is TransitEnd.RETURNED:  # the new broker has refused it
+        if moved is None or moved.end is TransitEnd.RETURNED:  # the new broker has refused it
             return self._of_old(change, _ByName(handle))[0]
         by_id = _ByName(key=named.msg_id, topic=named.topic)
         return self._of_new(change, by_id if moved.handle is None else _ByName(moved.handle))
