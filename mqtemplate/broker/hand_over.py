@@ -6,6 +6,7 @@ library, `mqtemplate.brokers.remote.broker.RemoteBroker.hand_over` return it. Al
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ class HandOverPhase(Enum):
 
 
 NEXT_PHASES: Mapping[HandOverPhase, frozenset[HandOverPhase]] = {
-    HandOverPhase.RUNNING: frozenset({HandOverPhase.PAUSED, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
+    HandOverPhase.RUNNING: frozenset(set(HandOverPhase) - {HandOverPhase.RUNNING}),  # ABORTED: it was an abort itself
     HandOverPhase.PAUSED: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
     HandOverPhase.ABORTING: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTED}),
     HandOverPhase.ABORTED: frozenset({HandOverPhase.RUNNING}),
@@ -177,6 +178,28 @@ class TransitMessage:
         """The real topic."""
         return self.message.topic
 
+    def to_json(self) -> str:
+        """Return it as a JSON object."""
+        values = {name: getattr(self, name) for name in _TRANSIT_FIELDS}
+        body = base64.b64encode(self.message.body).decode()
+        message = {"topic": self.topic, "body": body, "properties": self.message.properties, "flag": self.message.flag}
+        return json.dumps(values | {"message": message})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the message of `to_json`.
+
+        Raises:
+            ValueError: *text* is not such a message.
+        """
+        try:
+            values: dict[str, Any] = json.loads(text)
+            message = values.pop("message")
+            body = base64.b64decode(message["body"])
+            return cls(**values, message=Message(message["topic"], body, dict(message["properties"]), message["flag"]))
+        except (TypeError, KeyError, AttributeError) as exc:
+            raise ValueError(f"not a message in transit: {exc}") from exc
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedMessage:
@@ -243,6 +266,26 @@ class ReserveFilter:
     namespace: str | None = None
     with_retries: bool = False
 
+    def to_json(self) -> str:
+        """Return it as a JSON object."""
+        lists = {"without_topics": sorted(self.without_topics)}
+        return json.dumps(asdict(self) | lists | {"topics": None if self.topics is None else sorted(self.topics)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Return the filter of `to_json`.
+
+        Raises:
+            ValueError: *text* is not such a filter.
+        """
+        try:
+            values: dict[str, Any] = json.loads(text)
+            topics = values.get("topics")
+            sets = {"topics": None if topics is None else frozenset(topics)}
+            return cls(**(values | sets | {"without_topics": frozenset(values.get("without_topics", ()))}))
+        except (TypeError, AttributeError) as exc:
+            raise ValueError(f"not a filter of a reservation: {exc}") from exc
+
 
 @dataclass(frozen=True, slots=True)
 class FoundRecords:
@@ -255,6 +298,9 @@ class FoundRecords:
 
     brokers: frozenset[str]
     messages: Sequence[MessageExt]
+
+
+_TRANSIT_FIELDS = ("offset", "msg_id", "deliver_ms", "queue_id", "delay_level", "move_id")
 
 
 class OldBroker(Protocol):
@@ -317,7 +363,7 @@ class OldBroker(Protocol):
         """
 
     def transit(self, max_count: int = 1_000) -> list[TransitMessage]:
-        """Return the reserved messages that are not settled, the first ones."""
+        """Return the first reserved messages that are not settled: at most this number, and fewer if they are large."""
 
     def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
         """Store how the transit of messages ended. A returned one is pending again, or in its topic if it is due.

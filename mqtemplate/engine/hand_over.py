@@ -71,6 +71,8 @@ _log = get_logger("mqtemplate.hand_over")
 _EXAMINED = 4_096
 """Most pending messages that one reservation examines: many may be such that cannot move."""
 _START = (-1, -1)
+_MAX_TRANSIT_BYTES = 4 << 20
+"""Records of one response. A single larger one is returned all the same."""
 MAX_IN_TRANSIT = 4_096
 """Most messages that are in transit at one time."""
 _NOT_SENT = BROKER_PROPERTIES.union(DELAY_PROPERTIES, INTERNAL_PROPERTIES)
@@ -333,7 +335,14 @@ class LocalHandOver:
         """See `OldBroker.transit`."""
         with self._lock:
             state = self._existing()
-            return [_transit_message(record, state.hand_over_id) for record in self._records(max_count)]
+            found: list[TransitMessage] = []
+            size = 0
+            for record in self._records(max_count):
+                size += record.total_size
+                if found and size > _MAX_TRANSIT_BYTES:
+                    break
+                found.append(_transit_message(record, state.hand_over_id))
+            return found
 
     def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
         """See `OldBroker.settle`."""

@@ -39,6 +39,7 @@ from mqtemplate.server.processors.client import (
     TransactionProcessor,
     announced_capabilities,
 )
+from mqtemplate.server.processors.hand_over import HandOverProcessor
 from mqtemplate.server.processors.mqadmin import (
     REASONS,
     AccountProcessor,
@@ -128,6 +129,7 @@ class ServerAssembly:
             TransactionProcessor(store, callers, core.transaction_ends),
             ReplyProcessor(engine, self.remote_clients),
             self.delayed,
+            HandOverProcessor(engine),
             RecordBlockProcessor(topics, raw),
             self.sequenced,
         )

@@ -309,3 +309,62 @@ def test_a_broker_without_a_hand_over_says_how_to_start_one() -> None:
     with pytest.raises(HandOverError, match=r"mqtemplate\.hand-over\.from .* or with: mqtemplate hand-over start"):
         brokers.new.hand_over.change(HandOverPhase.PAUSED)
     brokers.close()
+
+
+# --- abort --------------------------------------------------------------------------------------
+
+
+def test_an_abort_moves_back_what_was_moved_and_what_was_sent_since(brokers: TwoBrokers) -> None:
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=60_000 + number)
+    brokers.advance(2_000)
+    sent = brokers.new.sends.send(Message(TOPIC, b"later", {"TIMER_DELAY_MS": "90000", "UNIQ_KEY": "later"}))
+    brokers.due["later"] = brokers.clock.now_ms() + 90_000
+    other = brokers.new.sends.send(Message("of_others", b"", {"TIMER_DELAY_MS": "90000"}))
+    before = brokers.due.copy()
+
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(10_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == before
+    assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == [other.msg_id]
+    assert brokers.new.delayed.cancel(sent.handle).status is ScheduleChangeStatus.MOVED
+    brokers.advance(100_000)
+    brokers.check()
+
+
+@pytest.mark.parametrize("at", range(0, 12, 2))
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_during_an_abort_loses_and_repeats_nothing(brokers: TwoBrokers, at: int, is_after: bool) -> None:
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=40_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + at, is_after
+
+    brokers.advance(30_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    brokers.advance(20_000)
+    brokers.check()
+
+
+def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_once_more(brokers: TwoBrokers) -> None:
+    """The records of the first move have the same ids, but name another transit."""
+    brokers.send(1, TIMER_DELAY_MS=90_000)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(10_000)
+
+    brokers.old.hand_over.begin("new:9876")
+    brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + 1, True  # reserved, not sent
+    brokers.advance(20_000)
+
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+    brokers.advance(90_000)
+    brokers.check()

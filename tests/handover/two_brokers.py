@@ -1,4 +1,4 @@
-"""An old and a new broker on a virtual clock, with a mover between them that can be killed or lose an answer at any step."""
+"""An old and a new broker on a virtual clock, and a mover between them that can be killed or lose an answer."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Faults:
         is_hit = self.at is not None and len(self.calls) > self.at and (self.kills or name == "send_async")
         if is_hit:
             self.at = None
-        if not is_hit or self.is_after:
-            result = function(*arguments)
         if not is_hit:
-            return result
+            return function(*arguments)
+        if self.is_after:
+            function(*arguments)
         if self.kills:
             raise Killed
         future: AwaitableFuture[SendResult] = AwaitableFuture()

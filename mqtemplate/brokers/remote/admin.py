@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from mqtemplate.broker import (
     MAX_IN_FLIGHT_SHOWN,
@@ -20,7 +22,18 @@ from mqtemplate.broker import (
     TopicSettings,
     unknown_name,
 )
+from mqtemplate.broker.hand_over import (
+    HandOverCounts,
+    HandOverError,
+    HandOverPhase,
+    HandOverState,
+    MovedMessage,
+    OldBroker,
+    ReserveFilter,
+    TransitMessage,
+)
 from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs
 from mqtemplate.errors import BrokerError, UnsupportedError
@@ -47,6 +60,8 @@ _NO_MEMBERS = (
 _NO_GROUP = (ResponseCode.SUCCESS, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
 _NO_REQUEST = (ResponseCode.SUCCESS, ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 _END = -1
+_HAND_OVER_MS = 30_000
+"""A reservation reads thousands of records, and waits for the disk."""
 
 Body = TypeVar("Body", bound=JsonBody)
 
@@ -314,3 +329,110 @@ class RemoteAdmin(BrokerAdmin):
             if response.code == ResponseCode.SUCCESS and response.body:
                 found.append((name, body.decode(response.body)))
         return found
+
+
+class RemoteHandOver(OldBroker):
+    """The part of a server of this library in a hand-over. With access control the account is an administrator.
+
+    Raises:
+        UnsupportedError: The cluster has several brokers, or its broker has no hand-over.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self._namespace = context.namespace
+
+    def _call(self, code: int, action: str, value: object = None, **fields: str | None) -> Any:
+        names = sorted(self._context.routes.master_names())
+        if len(names) != 1:
+            raise UnsupportedError(
+                f"a hand-over is from one broker, and this cluster has {len(names)}: {', '.join(names)}; start one for "
+                "each, with the address of its server"
+            )
+        address = self._context.routes.address(names[0])
+        header = own.HandOverRequestHeader(action=action, **fields)
+        request = RemotingCommand.request(code, header, json.dumps(value).encode())
+        response = self._context.instance.invoke(address, request, _HAND_OVER_MS)
+        if response.code == ResponseCode.ILLEGAL_OPERATION:
+            raise HandOverError(response.remark or action)
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise UnsupportedError(
+                f"{address} has no hand-over: it is a broker of RocketMQ, or an older server of this library"
+            )
+        if response.code != ResponseCode.SUCCESS:
+            raise response_error(response, f"hand-over: {action}", address)
+        return json.loads(response.body)
+
+    def _get(self, action: str, **fields: str | None) -> Any:
+        return self._call(RequestCode.GET_HAND_OVER, action, **fields)
+
+    def _change(self, action: str, value: object = None, owner: str | None = None) -> Any:
+        return self._call(RequestCode.CHANGE_HAND_OVER, action, value, owner=owner)
+
+    def _state(self, value: Any) -> HandOverState:
+        state = HandOverState.from_json(json.dumps(value))
+        unwrap = self._namespace.unwrap
+        return replace(state, topics=tuple(map(unwrap, state.topics)), groups=tuple(map(unwrap, state.groups)))
+
+    def state(self) -> HandOverState | None:
+        value = self._get("state")
+        return None if value is None else self._state(value)
+
+    def begin(self, target: str, topics: Collection[str] = (), groups: Collection[str] = ()) -> HandOverState:
+        wrap = self._namespace.wrap
+        names = {"topics": sorted(map(wrap, topics)), "groups": sorted(map(wrap, groups))}
+        return self._state(self._change("begin", names | {"target": target}))
+
+    def change(self, phase: HandOverPhase) -> HandOverState:
+        return self._state(self._change("change", phase.value))
+
+    def note_error(self, owner: str, error: str | None) -> None:
+        self._change("note_error", error, owner)
+
+    def note_brokers(self, owner: str, names: Collection[str]) -> None:
+        self._change("note_brokers", sorted(names), owner)
+
+    def remaining(self) -> list[str]:
+        return list(self._get("remaining"))
+
+    def counts(self) -> HandOverCounts:
+        return HandOverCounts(**self._get("counts"))
+
+    def lock(self, owner: str, lease_ms: int) -> bool:
+        return bool(self._change("lock", lease_ms, owner))
+
+    def unlock(self, owner: str) -> None:
+        self._change("unlock", None, owner)
+
+    def reserve(self, owner: str, max_count: int, chosen: ReserveFilter) -> int:
+        wrap = self._namespace.wrap
+        topics = None if chosen.topics is None else frozenset(map(wrap, chosen.topics))
+        chosen = replace(
+            chosen,
+            topics=topics,
+            without_topics=frozenset(map(wrap, chosen.without_topics)),
+            namespace=self._context.settings.namespace or None,
+        )
+        return int(self._change("reserve", {"count": max_count, "filter": chosen.to_json()}, owner))
+
+    def transit(self, max_count: int = 1_000) -> list[TransitMessage]:
+        found = [TransitMessage.from_json(json.dumps(each)) for each in self._change("transit", max_count)]
+        for each in found:
+            each.message.topic = self._namespace.unwrap(each.topic)
+        return found
+
+    def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
+        texts = [replace(each, topic=self._namespace.wrap(each.topic)).to_json() for each in ended]
+        self._change("settle", texts, owner)
+
+    def moved(self, msg_id: str, topic: str | None = None) -> MovedMessage | None:
+        value = self._get("moved", msg_id=msg_id, topic=None if topic is None else self._namespace.wrap(topic))
+        if value is None:
+            return None
+        ended = MovedMessage.from_json(json.dumps(value))
+        return replace(ended, topic=self._namespace.unwrap(ended.topic))
+
+    def is_reserved(self, msg_id: str, topic: str | None = None) -> bool:
+        return bool(
+            self._get("is_reserved", msg_id=msg_id, topic=None if topic is None else self._namespace.wrap(topic))
+        )

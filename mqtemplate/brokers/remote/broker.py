@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mqtemplate.broker import BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
-from mqtemplate.brokers.remote.admin import RemoteAdmin
+from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
+from mqtemplate.brokers.remote.admin import RemoteAdmin, RemoteHandOver
 from mqtemplate.brokers.remote.client_broker import ClientBroker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
@@ -97,6 +98,22 @@ class RemoteBroker(ClientBroker[ClusterClient]):
 
     def admin(self) -> BrokerAdmin:
         return RemoteAdmin(self._client.context, self._client.members, self._client.delay_configs)
+
+    @property
+    def hand_over(self) -> RemoteHandOver:
+        return RemoteHandOver(self._client.context)
+
+    def delay_limits(self) -> DelayLimits:
+        configs = [self._client.delay_configs.of(name) for name in self._client.context.routes.master_names()]
+        slots_ms = [each.slot_ms for each in configs if each.slot_ms is not None]
+        return DelayLimits(
+            max_delay_ms=min([each.max_delay_ms for each in configs], default=0),
+            precision_ms=max(slots_ms, default=1),
+            levels_ms=configs[0].levels.delays_ms if configs else (),
+        )
+
+    def find_records(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
+        return self._client.queries.records_of(topics, msg_id)
 
     # --- parts ---------------------------------------------------------------------------------
 

@@ -246,6 +246,8 @@ class RequestCode(_Code):
     GET_PENDING_POSITIONS = 500_011
     GET_RECORD_BLOCK = 500_020
     RELOAD_CONFIG = 500_030
+    GET_HAND_OVER = 500_040
+    CHANGE_HAND_OVER = 500_041
 
 
 class ResponseCode(_Code):

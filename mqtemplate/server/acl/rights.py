@@ -127,6 +127,14 @@ def _pending(request: RemotingCommand) -> list[Need]:
     return [Need("topic", None, Right.SUB), Need("group", None, Right.SUB)]
 
 
+def _moved(request: RemotingCommand) -> list[Need]:
+    """Each process of an application looks up its moved messages. The state names no messages."""
+    topic = request.ext_fields.get("topic")
+    if topic is not None:
+        return [topic_need(topic, Right.PUB)]
+    return [] if request.ext_fields.get("msgId") is None else [Need("topic", None, Right.PUB)]
+
+
 # --- needs of calls of the gRPC protocol ----------------------------------------------------------
 
 
@@ -198,6 +206,9 @@ _DELIVERED = RequestRights("SUB on the group and SUB on the topic, of a retry on
 _LOCKED = RequestRights("SUB on the group", _locked)
 _CHANGED = RequestRights("PUB on the topic that will receive the message; without a topic on all topics", _changed)
 _PENDING = RequestRights("SUB on the topic; without a topic on all topics and groups", _pending)
+_HAND_OVER = RequestRights(
+    "PUB on the topic of a message; without a topic on all topics; without a message any account", _moved
+)
 _EITHER = _topic_field("topic", Right.PUB | Right.SUB)
 
 RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
@@ -242,6 +253,7 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: _CHANGED,
         RequestCode.GET_PENDING_MESSAGES: _PENDING,
         RequestCode.COUNT_PENDING_MESSAGES: _PENDING,
+        RequestCode.GET_HAND_OVER: _HAND_OVER,
         RequestCode.GET_RECORD_BLOCK: _topic_field("topic", Right.SUB),
     }
 )

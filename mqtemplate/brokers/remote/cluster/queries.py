@@ -8,17 +8,20 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 from typing import NamedTuple
 
+from mqtemplate.broker.hand_over import FoundRecords
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.errors import BrokerError, MessageError, OffsetOutOfRangeError, RemoteProtocolError, UnsupportedError
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
+from mqtemplate.numbers import LONG_MAX
 from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.remoting.protocol.codes import PullSysFlag, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -309,6 +312,24 @@ class Queries:
         for message in found:
             message.topic = self._context.namespace.unwrap(message.topic)
         return query.merge(found)
+
+    def records_of(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
+        """See `Broker.find_records`. The brokers are those that the name servers know now."""
+        self._context.routes.load_cluster()
+        masters = dict(self._masters())
+        found: list[MessageExt] = []
+        for topic in topics:
+            header = QueryMessageRequestHeader(
+                topic=self._context.namespace.wrap(topic),
+                key=msg_id,
+                max_num=_INDEX_PAGE,
+                begin_timestamp=0,
+                end_timestamp=LONG_MAX,
+                unique=True,
+            )
+            for name, address in masters.items():
+                found += [each for each in self._query_index(name, address, header) if each.msg_id == msg_id]
+        return FoundRecords(frozenset(masters), found)
 
     def _query_index(self, broker_name: str, address: str, header: QueryMessageRequestHeader) -> list[MessageExt]:
         """Return the messages of a broker's index, once it includes the last message this client has seen.

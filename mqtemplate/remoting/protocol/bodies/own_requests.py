@@ -200,6 +200,21 @@ class GetRecordBlockResponseHeader(CommandHeader):
     max_offset: Long
 
 
+class HandOverRequestHeader(RpcRequestHeader):
+    """Request of a hand-over; the body and the body of the response are JSON.
+
+    Attributes:
+        action: Name of a method of `mqtemplate.broker.hand_over.OldBroker`.
+        owner: Owner of the lock.
+        topic: With *msg_id*: topic of the message.
+    """
+
+    action: str
+    owner: str | None = None
+    msg_id: str | None = None
+    topic: str | None = None
+
+
 # --- bodies ---------------------------------------------------------------------------------------
 
 

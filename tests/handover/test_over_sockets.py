@@ -1,0 +1,122 @@
+"""A hand-over between servers and clients over real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqtemplate.broker import Broker
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
+from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
+from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.message import Message
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from tests.brokers.remote.clients import client, server
+from tests.waiting import eventually
+
+HOUR_MS = 3_600_000
+FAST = MoverSettings(settle_ms=500)
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Iterator[RemoteBroker]:
+    with server() as cluster, client(cluster.address, tmp_path / "new") as broker:
+        yield broker
+
+
+@pytest.fixture(params=["embedded", "server", "namespace"])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Broker]:
+    if request.param == "embedded":
+        with EmbeddedBroker(tmp_path / "store") as broker:
+            yield broker
+        return
+    settings = {"namespace": "shop"} if request.param == "namespace" else {}
+    with server() as cluster, client(cluster.address, tmp_path / "old", **settings) as remote:
+        yield remote
+
+
+def fill(broker: Broker) -> dict[str, int]:
+    """Send timers and levels, and return ids and due times."""
+    for number in range(20):
+        delay = {"DELAY": "18"} if number % 2 else {"TIMER_DELAY_MS": str(HOUR_MS + number)}
+        broker.sends.send(Message("orders", b"%d" % number, {"KEYS": f"k{number}", **delay}))
+    return due_times(broker)
+
+
+def due_times(broker: Broker) -> dict[str, int]:
+    messages = broker.delayed.pending(PendingQuery(topic="orders")).messages
+    return {each.msg_id: each.deliver_ms for each in messages}
+
+
+def test_pending_messages_move_to_a_server_with_ids_and_due_times(old: Broker, new: RemoteBroker) -> None:
+    due = fill(old)
+    old.hand_over.begin("new")
+    mover = Mover(old, new, FAST)
+    mover.start()
+    try:
+        eventually(lambda: due_times(new) == due, "all messages are in the new broker")
+        eventually(lambda: old.hand_over.counts().moved == 20, "all transits have ended")
+    finally:
+        mover.close()
+
+    assert due_times(old) == {}
+    for msg_id in due:
+        ended = old.hand_over.moved(msg_id, "orders")
+        assert ended is not None
+        assert new.delayed.cancel(ended.handle).status is ScheduleChangeStatus.CANCELLED
+    assert due_times(new) == {}
+
+
+def test_a_mover_that_was_killed_after_a_send_is_followed_by_one_that_finds_the_messages(
+    old: Broker, new: RemoteBroker
+) -> None:
+    due = fill(old)
+    source = old.hand_over
+    source.begin("new")
+    eventually(lambda: source.lock("killed", 1_000) and source.reserve("killed", 9, all_from_now()) == 9, "reserved")
+    source.note_brokers("killed", [new.name])
+    for each in source.transit()[:5]:
+        properties = each.message.properties | {"TIMER_DELIVER_MS": str(each.deliver_ms)}
+        new.sends.send(Message(each.topic, each.message.body, properties))
+
+    mover = Mover(old, new, FAST, owner="next")
+    mover.start()
+    try:
+        eventually(lambda: source.counts().moved == 20, "all transits have ended")
+    finally:
+        mover.close()
+
+    assert due_times(new) == due
+    assert new.delayed.count_pending(PendingQuery()).total == 20
+
+
+def all_from_now() -> ReserveFilter:
+    return ReserveFilter(after_ms=0, before_ms=1 << 60)
+
+
+def test_state_phases_and_errors_pass_through_a_server(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        source = broker.hand_over
+        assert source.state() is None
+        with pytest.raises(HandOverError, match="this broker has no hand-over; start one"):
+            source.change(HandOverPhase.PAUSED)
+        state = source.begin("new", ["orders"], ["billing"])
+        assert source.state() == state
+        assert (state.topics, state.groups) == (("orders",), ("billing",))
+        assert source.change(HandOverPhase.PAUSED).phase is HandOverPhase.PAUSED
+        assert source.lock("me", 1_000)
+        assert not source.lock("other", 1_000)
+        with pytest.raises(HandOverError, match="PAUSED; only one that is RUNNING"):
+            source.reserve("me", 1, all_from_now())
+        source.note_error("me", "no route")
+        state = source.state()
+        assert state is not None
+        assert state.last_error == "no route"
+        source.unlock("me")
+        assert source.lock("other", 1_000)
+        assert source.remaining() == []
+        assert source.moved("unknown") is None
+        assert not source.is_reserved("unknown")
+        source.change(HandOverPhase.CONFIRMED)
