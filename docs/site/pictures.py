@@ -114,6 +114,35 @@ def message_path() -> str:
     return canvas.svg()
 
 
+def growing() -> str:
+    """Return the three places of messages, and the ways between them."""
+    canvas = Canvas("growing", 860, 250, "From a folder to a server to a cluster, and back")
+    places = [
+        ("folder", "one process", "embedded:./data"),
+        ("our server", "several processes", "broker:9876"),
+        ("RocketMQ cluster", "several machines", "mq1:9876;mq2:9876"),
+    ]
+    for number, (name, remark, address) in enumerate(places):
+        x = 30 + 300 * number
+        canvas.box(x, 70, 200, 90)
+        canvas.text(x + 100, 98, name, "strong")
+        canvas.text(x + 100, 118, remark, "small")
+        canvas.text(x + 100, 142, address, "name")
+    canvas.arrow("M232 100 H326")
+    canvas.text(279, 90, "one address", "small")
+    canvas.arrow("M328 130 H234", "back")
+    canvas.text(279, 148, "the same folder", "small")
+    canvas.arrow("M532 100 H626")
+    canvas.text(579, 90, "hand-over", "small")
+    canvas.arrow("M628 130 H534", "back")
+    canvas.text(579, 148, "abort", "small")
+    canvas.arrow("M130 68 V36 H730 V66")
+    canvas.text(430, 28, "hand-over, or: mqtemplate hand-over run", "small")
+    canvas.arrow("M730 162 V206 H130 V164", "back")
+    canvas.text(430, 226, "abort, until it is confirmed", "small")
+    return canvas.svg()
+
+
 def _step(canvas: Canvas, x: float, y: float, name: str, remark: str) -> None:
     canvas.box(x, y, 186, 64)
     canvas.text(x + 93, y + 28, name, "strong")
@@ -189,6 +218,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "message-path": message_path,
     "timing-wheel": timing_wheel,
     "retry-ladder": retry_ladder,
+    "growing": growing,
 }
 
 

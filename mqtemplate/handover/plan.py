@@ -261,8 +261,9 @@ def create_plan(
         on_progress: Called with the number of pending messages read since the last call.
 
     Raises:
-        UnsupportedError: A broker does not list its topics.
+        UnsupportedError: Messages cannot move from this kind of broker, or a broker does not list its topics.
     """
+    old.hand_over.state()  # refuses a broker of RocketMQ
     counts = _PendingCounts(limits_of(new), old.clock.now_ms())
     for message in DelayedOperations(BrokerAccess(old)).all(PendingQuery()):
         counts.add(message)

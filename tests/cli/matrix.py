@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqtemplate import MQApplication
+from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.copy import CopiedBroker
+from mqtemplate.engine.settings import CopyOptions
 from tests.cli import matrix_app
-from tests.cli.running import CommandLine, Result
+from tests.cli.running import CommandLine, Result, prepare
 from tests.waiting import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -69,6 +72,28 @@ def _of_application(*words: str) -> Words:
     return lambda place: [*words, "--url", place.url, "--token-file", str(place.token_file)]
 
 
+def _hand_over(verb: str, *options: str) -> Words:
+    """Return the arguments of a command for the hand-over from a broker to a new directory."""
+
+    def words(place: Place) -> list[str]:
+        target = place.store.parent / "target"
+        if not target.exists():
+            with EmbeddedBroker(target):
+                pass
+        return ["hand-over", verb, *options, "--from", place.run.name_server, "--to", f"embedded:{target}"]
+
+    return words
+
+
+def _copy(place: Place) -> str:
+    """Return the place of a continuous copy of another directory."""
+    copy = place.store.parent / "copy"
+    if not copy.exists():
+        with CopiedBroker(place.store.parent / "copied", None, None, copy=CopyOptions(to=f"file://{copy}")) as owner:
+            prepare(owner)
+    return f"file://{copy}"
+
+
 COMMANDS: dict[str, Words] = {
     # in an order in which each finds its messages
     "status": _fixed("status"),
@@ -103,6 +128,11 @@ COMMANDS: dict[str, Words] = {
     "topics create": _fixed("topics", "create", "refunds", "--queues", "2", "--type", "FIFO", "--yes"),
     "undo": lambda place: ["undo", _newest_change(place), "--yes", "--name-server", place.run.name_server],
     "bench": _fixed("bench", "--count", "20", "--topic", "bench"),
+    # copies
+    "backup": lambda place: ["backup", str(place.store), str(place.store.parent / "backup")],
+    "restore": lambda place: ["restore", _copy(place), str(place.store.parent / "restored")],
+    "copy ls": lambda place: ["copy", "ls", _copy(place)],
+    "copy verify": lambda place: ["copy", "verify", _copy(place)],
     # commands for a running application on the broker
     "listeners ls": _of_application("listeners", "ls"),
     "listeners pause": _of_application("listeners", "pause", "book"),
@@ -114,6 +144,14 @@ COMMANDS: dict[str, Words] = {
     "schedules resume": _of_application("schedules", "resume", "report"),
     "schedules trigger": _of_application("schedules", "trigger", "report"),
     "topics delete": _fixed("topics", "delete", "reminders", "--yes"),
+    # a hand-over to another directory
+    "hand-over plan": _hand_over("plan"),
+    "hand-over start": _hand_over("start", "--yes"),
+    "hand-over status": _hand_over("status"),
+    "hand-over pause": _hand_over("pause", "--yes"),
+    "hand-over resume": _hand_over("resume", "--yes"),
+    "hand-over run": _hand_over("run", "--yes"),
+    "hand-over abort": _hand_over("abort", "--yes"),
 }
 _LINES = ("tail",)
 """Commands that write a JSON document for each line."""

@@ -140,7 +140,7 @@ def test_the_page_shows_progress_days_groups_and_what_is_left(shop: Shop) -> Non
     assert "Moved 0 of 2 (0 %)" in text
     assert "Pending at the old broker 2" in text
     assert "2025-12-01 1" in text
-    assert "billing 0 unknown" in text
+    assert "billing 0 not there" in text
     assert "Left at the old broker" in text
 
 

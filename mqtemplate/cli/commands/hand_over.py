@@ -23,7 +23,7 @@ from mqtemplate.cli.invocation import (
 )
 from mqtemplate.cli.output import Columns, ExitCode
 from mqtemplate.converters.readable import time_text
-from mqtemplate.errors import MQTemplateError, StoreLockedError
+from mqtemplate.errors import MQTemplateError, StoreLockedError, UnsupportedError
 
 if TYPE_CHECKING:
     from mqtemplate.broker import Broker
@@ -210,10 +210,10 @@ def status(call: CommandCall, sides: Sides = Sides(), actuator: ActuatorOptions 
     With --url the application tells it; then the rate is that of its last seconds.
     """
     document = actuator.client(call).get("handover") if actuator.url is not None else _status(call, sides)
-    if document is None:
-        raise typer.BadParameter(
-            "there is no hand-over from this broker; start one with: mqtemplate hand-over start", param_hint="--from"
-        )
+    if not document:
+        call.output.document({"phase": None})
+        call.output.note("there is no hand-over from this broker; start one with: mqtemplate hand-over start")
+        return
     _print_status(call, document)
 
 
@@ -342,10 +342,9 @@ def run(call: CommandCall, sides: Sides = Sides(), rate: Rate = None, *, confirm
     with sides.both(call) as (old, new, settings):
         owner = old.open_for_changes()
         if not isinstance(owner, EmbeddedBroker):
-            raise typer.BadParameter(
-                "it must be a store directory: stop its server, and name the directory; a server that runs moves with "
-                "its applications: mqtemplate hand-over start",
-                param_hint="--from",
+            raise UnsupportedError(
+                f"{settings.mqtemplate.hand_over.from_} is a server, and a run moves a store directory: stop the server "
+                "and name its directory, or let its applications move while they run: mqtemplate hand-over start"
             )
         found = _plan(call, owner, new.open_for_changes(), settings, rate or DEFAULT_RATE)
         if not call.as_json:
