@@ -93,7 +93,7 @@ def test_a_reserved_message_is_neither_cancelled_nor_released_in_the_old_broker(
 
     assert brokers.old.delayed.cancel(handle).status is ScheduleChangeStatus.MOVED
     assert brokers.old.delayed.reschedule(handle, now_ms).status is ScheduleChangeStatus.MOVED
-    brokers.clock.sleep(100)
+    brokers.clock.move_ms(100_000)
     brokers._step_all(brokers.old)
     assert brokers.arrived() == []
     assert [each.deliver_ms for each in source.transit()] == [now_ms + 60_000]
@@ -238,7 +238,7 @@ def test_one_mover_works_at_a_time(brokers: TwoBrokers) -> None:
 
     with pytest.raises(HandOverError, match=r"second does not have the lock .*its last owner: first"):
         source.reserve("second", 1, ReserveFilter(after_ms=0, before_ms=1))
-    brokers.clock.sleep(15)
+    brokers.clock.move_ms(15_000)
     with pytest.raises(HandOverError, match="first does not have the lock"):
         source.settle("first", [])
     assert source.lock("second", 15_000)
