@@ -274,7 +274,8 @@ class Mover:
         # The target names this hand-over: a second abort has a state of its own.
         back.begin(f"abort of {state.hand_over_id}", state.topics, state.groups)
         if self._reverse is None:
-            settings = replace(self._settings, topics=frozenset(state.topics), with_retries=False)
+            topics = frozenset(state.topics).union(self._old_broker.topic_names())
+            settings = replace(self._settings, topics=topics, with_retries=False)
             self._reverse = Mover(self._new, self._old_broker, settings, owner=self._owner)
         pause_ms = self._reverse._move()
         self._note(self._reverse._error)
