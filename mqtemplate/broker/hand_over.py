@@ -33,7 +33,7 @@ class HandOverPhase(Enum):
 
 
 NEXT_PHASES: Mapping[HandOverPhase, frozenset[HandOverPhase]] = {
-    HandOverPhase.RUNNING: frozenset({HandOverPhase.PAUSED, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
+    HandOverPhase.RUNNING: frozenset(set(HandOverPhase) - {HandOverPhase.RUNNING}),  # ABORTED: it was an abort itself
     HandOverPhase.PAUSED: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
     HandOverPhase.ABORTING: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTED}),
     HandOverPhase.ABORTED: frozenset({HandOverPhase.RUNNING}),

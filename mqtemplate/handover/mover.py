@@ -24,6 +24,12 @@ Three things make the answer of the new broker reliable:
 - Two movers could send one message. So the mover has a lock in the old broker, with a lease, and sends only while the
   lease is longer than a send may take. The old broker accepts steps 1 and 3 from the owner of the lock only.
 
+An abort is the same in the other direction: first the forward transit ends, then a mover with the two brokers exchanged
+moves what is pending in the new broker for the topics of the hand-over, messages that were sent since included. Its
+state, lock and transit are in the new broker. When nothing is left there, both hand-overs are ``ABORTED``. A message
+that is due too soon, or that the old broker refuses, stays in the new broker, which releases it. This needs a new
+broker of this library: RocketMQ cannot reserve a message.
+
 Not in our hands: RocketMQ with ``ASYNC_FLUSH`` may lose a message that it acknowledged if its machine fails (a killed
 process loses none), and may deliver a timer twice if it is killed between its delivery and its next checkpoint.
 """
@@ -140,8 +146,10 @@ class Mover:
     def __init__(
         self, old: Broker, new: Broker, settings: MoverSettings | None = None, *, owner: str | None = None
     ) -> None:
+        self._old_broker = old
         self._old = old.hand_over
         self._new = new
+        self._reverse: Mover | None = None
         self._settings = settings or MoverSettings()
         self._clock = old.clock
         self._owner = owner or ("embedded" if old.is_embedded else _process_name())
@@ -175,6 +183,9 @@ class Mover:
         self._is_closing = True
         self._wake()
         self._runner.stop()
+        reverse, self._reverse = self._reverse, None
+        if reverse is not None:
+            reverse.close()
         if self._leased_ms is not None:
             self._leased_ms = None
             try:
@@ -239,15 +250,15 @@ class Mover:
     def _move(self) -> int:
         """Do one step, and return the pause before the next one."""
         state = self._old.state()
-        if state is None or state.phase not in (HandOverPhase.RUNNING, HandOverPhase.PAUSED):
-            return _IDLE_MS
-        if not self._renew():
+        if state is None or state.phase in (HandOverPhase.ABORTED, HandOverPhase.CONFIRMED) or not self._renew():
             return _IDLE_MS
         in_transit = self._old.transit(_BATCH)
         count = len(in_transit)
         if not in_transit and state.phase is HandOverPhase.RUNNING:
             count = self._old.reserve(self._owner, min(_BATCH, self._settings.rate), self._filter())
             in_transit = self._old.transit(_BATCH) if count else []
+        if not in_transit and state.phase is HandOverPhase.ABORTING:
+            return self._move_back(state)
         self._is_idle = not in_transit
         settled = self._settle(in_transit, state)
         if settled == len(in_transit):
@@ -256,6 +267,25 @@ class Mover:
         if not settled:
             return _IDLE_MS
         return max(1, settled * 1_000 // self._settings.rate)
+
+    def _move_back(self, state: HandOverState) -> int:
+        """Do one step of an abort, and return the pause before the next one."""
+        back = self._new.hand_over
+        # The target names this hand-over: a second abort has a state of its own.
+        back.begin(f"abort of {state.hand_over_id}", state.topics, state.groups)
+        if self._reverse is None:
+            topics = frozenset(state.topics).union(self._old_broker.topic_names())
+            settings = replace(self._settings, topics=topics, with_retries=False)
+            self._reverse = Mover(self._new, self._old_broker, settings, owner=self._owner)
+        pause_ms = self._reverse._move()
+        self._note(self._reverse._error)
+        self._is_idle = self._reverse._is_idle
+        if self._is_idle:
+            back.change(HandOverPhase.ABORTED)
+            self._reverse.close()
+            self._reverse = None
+            self._old.change(HandOverPhase.ABORTED)
+        return pause_ms
 
     def _renew(self) -> bool:
         """Take or renew the lock. A new owner does not know what the owner before it has sent."""

@@ -93,7 +93,7 @@ def test_a_reserved_message_is_neither_cancelled_nor_released_in_the_old_broker(
 
     assert brokers.old.delayed.cancel(handle).status is ScheduleChangeStatus.MOVED
     assert brokers.old.delayed.reschedule(handle, now_ms).status is ScheduleChangeStatus.MOVED
-    brokers.clock.sleep(100)
+    brokers.clock.move_ms(100_000)
     brokers._step_all(brokers.old)
     assert brokers.arrived() == []
     assert [each.deliver_ms for each in source.transit()] == [now_ms + 60_000]
@@ -238,7 +238,7 @@ def test_one_mover_works_at_a_time(brokers: TwoBrokers) -> None:
 
     with pytest.raises(HandOverError, match=r"second does not have the lock .*its last owner: first"):
         source.reserve("second", 1, ReserveFilter(after_ms=0, before_ms=1))
-    brokers.clock.sleep(15)
+    brokers.clock.move_ms(15_000)
     with pytest.raises(HandOverError, match="first does not have the lock"):
         source.settle("first", [])
     assert source.lock("second", 15_000)
@@ -309,3 +309,62 @@ def test_a_broker_without_a_hand_over_says_how_to_start_one() -> None:
     with pytest.raises(HandOverError, match=r"mqtemplate\.hand-over\.from .* or with: mqtemplate hand-over start"):
         brokers.new.hand_over.change(HandOverPhase.PAUSED)
     brokers.close()
+
+
+# --- abort --------------------------------------------------------------------------------------
+
+
+def test_an_abort_moves_back_what_was_moved_and_what_was_sent_since(brokers: TwoBrokers) -> None:
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=60_000 + number)
+    brokers.advance(2_000)
+    sent = brokers.new.sends.send(Message(TOPIC, b"later", {"TIMER_DELAY_MS": "90000", "UNIQ_KEY": "later"}))
+    brokers.due["later"] = brokers.clock.now_ms() + 90_000
+    other = brokers.new.sends.send(Message("of_others", b"", {"TIMER_DELAY_MS": "90000"}))
+    before = brokers.due.copy()
+
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(10_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == before
+    assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == [other.msg_id]
+    assert brokers.new.delayed.cancel(sent.handle).status is ScheduleChangeStatus.MOVED
+    brokers.advance(100_000)
+    brokers.check()
+
+
+@pytest.mark.parametrize("at", range(0, 12, 2))
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_during_an_abort_loses_and_repeats_nothing(brokers: TwoBrokers, at: int, is_after: bool) -> None:
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=40_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + at, is_after
+
+    brokers.advance(30_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    brokers.advance(20_000)
+    brokers.check()
+
+
+def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_once_more(brokers: TwoBrokers) -> None:
+    """The records of the first move have the same ids, but name another transit."""
+    brokers.send(1, TIMER_DELAY_MS=90_000)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(10_000)
+
+    brokers.old.hand_over.begin("new:9876")
+    brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + 1, True  # reserved, not sent
+    brokers.advance(20_000)
+
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+    brokers.advance(90_000)
+    brokers.check()

@@ -111,9 +111,9 @@ def test_state_phases_and_errors_pass_through_a_server(tmp_path: Path) -> None:
         with pytest.raises(HandOverError, match="PAUSED; only one that is RUNNING"):
             source.reserve("me", 1, all_from_now())
         source.note_error("me", "no route")
-        state = source.state()
-        assert state is not None
-        assert state.last_error == "no route"
+        stored = source.state()
+        assert stored is not None
+        assert stored.last_error == "no route"
         source.unlock("me")
         assert source.lock("other", 1_000)
         assert source.remaining() == []

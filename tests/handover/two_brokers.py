@@ -207,7 +207,7 @@ class TwoBrokers:
             if self.clock.now_ms() >= end_ms:
                 return
             next_ms = max(min(due_ms, self.mover._next_ms), self.clock.now_ms() + 1)
-            self.clock.sleep((min(next_ms, end_ms) - self.clock.now_ms()) / 1_000)
+            self.clock.set_ms(min(next_ms, end_ms))
 
     def _step_all(self, broker: EmbeddedBroker) -> int | None:
         times = [service.step() for service in broker.engine.delayed.services()]
