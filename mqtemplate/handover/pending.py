@@ -14,7 +14,7 @@ from mqtemplate.broker import Broker, DelayedMessages, ReleaseCauses
 from mqtemplate.broker.hand_over import HandOverError, TransitEnd, TransitMessage
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
-from mqtemplate.handover.consuming import OLD_PREFIX
+from mqtemplate.handover.old_broker import OLD_PREFIX
 from mqtemplate.message import split_keys
 from mqtemplate.pending import (
     PendingCounts,
@@ -56,7 +56,7 @@ class HandOverDelayed(DelayedMessages):
     # --- changes -------------------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        def cancel(delayed: DelayedMessages, named: _Named) -> ScheduleChange:
+        def cancel(delayed: DelayedMessages, named: _ByName) -> ScheduleChange:
             return delayed.cancel(named.handle, key=named.key, topic=named.topic)
 
         return self._change(cancel, handle, key, topic)
@@ -64,7 +64,7 @@ class HandOverDelayed(DelayedMessages):
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        def reschedule(delayed: DelayedMessages, named: _Named) -> ScheduleChange:
+        def reschedule(delayed: DelayedMessages, named: _ByName) -> ScheduleChange:
             return delayed.reschedule(named.handle, deliver_ms, key=named.key, topic=named.topic)
 
         return self._change(reschedule, handle, key, topic)
@@ -72,7 +72,7 @@ class HandOverDelayed(DelayedMessages):
     def _change(self, change: _Change, handle: str | None, key: str | None, topic: str | None) -> ScheduleChange:
         key = check_selection(handle, key)
         if key is not None:
-            return self._change_by_key(change, _Named(key=key, topic=topic))
+            return self._change_by_key(change, _ByName(key=key, topic=topic))
         assert handle is not None
         return _total([self._change_by_handle(change, part) for part in handle.split(",")])
 
@@ -80,25 +80,25 @@ class HandOverDelayed(DelayedMessages):
         """Change one message. Only a broker that has a message of its name changes it, so asking both is safe."""
         named = decode_handle(handle)
         if named.broker_name == self._new.name != self._old.name:
-            return self._of_new(change, _Named(handle))
-        of_old, refusal = self._of_old(change, _Named(handle))
+            return self._of_new(change, _ByName(handle))
+        of_old, refusal = self._of_old(change, _ByName(handle))
         if of_old.status is _MOVED:
             return self._of_moved(change, handle, named)
         if refusal is None and of_old.status is not _UNKNOWN:
             return of_old
-        return _checked([self._of_new(change, _Named(handle))], refusal)
+        return _checked([self._of_new(change, _ByName(handle))], refusal)
 
     def _of_moved(self, change: _Change, handle: str, named: RecallHandle) -> ScheduleChange:
         """Change a message that is in transit, or was moved."""
         part = self._old.hand_over
         self._wait_until_sent(named.msg_id, named.topic)
         moved = part.moved(named.msg_id, named.topic)
-        if moved is None or moved.outcome is TransitEnd.RETURNED:  # the new broker has refused it
-            return self._of_old(change, _Named(handle))[0]
-        by_id = _Named(key=named.msg_id, topic=named.topic)
-        return self._of_new(change, by_id if moved.handle is None else _Named(moved.handle))
+        if moved is None or moved.end is TransitEnd.RETURNED:  # the new broker has refused it
+            return self._of_old(change, _ByName(handle))[0]
+        by_id = _ByName(key=named.msg_id, topic=named.topic)
+        return self._of_new(change, by_id if moved.handle is None else _ByName(moved.handle))
 
-    def _change_by_key(self, change: _Change, named: _Named) -> ScheduleChange:
+    def _change_by_key(self, change: _Change, named: _ByName) -> ScheduleChange:
         assert named.key is not None
         of_old, refusal = self._of_old(change, named)
         query = PendingQuery(key=named.key, topic=named.topic)
@@ -130,14 +130,14 @@ class HandOverDelayed(DelayedMessages):
                 )
             clock.sleep(_SENT_STEP_S)
 
-    def _of_old(self, change: _Change, named: _Named) -> tuple[ScheduleChange, BrokerError | None]:
+    def _of_old(self, change: _Change, named: _ByName) -> tuple[ScheduleChange, BrokerError | None]:
         """Return the result at the old broker, and the error if it cannot be reached: then the new one is asked."""
         try:
             return _of(OLD_PREFIX + self._old.name, change(self._old.delayed, named)), None
         except BrokerError as exc:
             return ScheduleChange(_UNKNOWN), exc
 
-    def _of_new(self, change: _Change, named: _Named) -> ScheduleChange:
+    def _of_new(self, change: _Change, named: _ByName) -> ScheduleChange:
         return _of(self._new.name, change(self._new.delayed, named))
 
     # --- queries -------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _matches(transit: TransitMessage, query: PendingQuery) -> bool:
 # --- results of changes ---------------------------------------------------------------------------
 
 
-class _Named(NamedTuple):
+class _ByName(NamedTuple):
     """Pending messages: by a handle, or by a key."""
 
     handle: str | None = None
@@ -235,7 +235,7 @@ class _Named(NamedTuple):
     topic: str | None = None
 
 
-_Change: TypeAlias = Callable[[DelayedMessages, _Named], ScheduleChange]
+_Change: TypeAlias = Callable[[DelayedMessages, _ByName], ScheduleChange]
 
 
 def _of(broker_name: str, change: ScheduleChange) -> ScheduleChange:

@@ -140,7 +140,7 @@ def test_a_copied_folder_is_copied_until_it_is_empty(load: Load) -> None:
         ("embedded:./data", "embedded:./data", "both are one broker; set rocketmq.name-server"),
         ("mq1:9876;mq2:9876", "mq2:9876", "both are one broker"),
         ("embedded:memory", "embedded:./data", "what moved there would end with this process"),
-        ("mq1:9876", "embedded:memory", "a store that ends with its process, so there is nothing to hand over"),
+        ("mq1:9876", "embedded:memory", "a store that ends with its process, so nothing can be left there"),
         ("mq1:9876", "grpc://proxy:8081", "a proxy of RocketMQ: pending messages move from this library's brokers"),
         ("mq1:9876", "redis", "allowed are 'embedded', 'embedded:<folder>', and 'host:port' of a server of this"),
     ],
