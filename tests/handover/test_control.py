@@ -183,6 +183,16 @@ def test_a_confirmation_seals_an_empty_broker(old: EmbeddedBroker, new: Embedded
         old.sends.send(Message("orders", b"x"))
 
 
+def test_the_group_of_the_mover_is_no_group_of_the_application(
+    old: EmbeddedBroker, new: EmbeddedBroker, audit: AuditLog
+) -> None:
+    """The metrics read the queues of all groups, and those of the transit topic belong to the broker."""
+    start(old, new, audit)
+    Mover(old, new).step()
+
+    assert set(old.groups.consumed_topics() or ()) == {"billing"}
+
+
 def test_a_change_needs_a_hand_over(old: EmbeddedBroker) -> None:
     with pytest.raises(HandOverError, match=r"there is no hand-over from broker .*hand-over start"):
         HandOverChanged(old, HandOverAction.PAUSE)
