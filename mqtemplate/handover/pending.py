@@ -165,21 +165,17 @@ class HandOverDelayed(DelayedMessages):
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
         at = _Cursor() if cursor is None else _Cursor.parse(cursor)
-        sides = [
-            _Side(self._old, OLD_PREFIX + self._old.name, at.old, query, max_count, on_compared),
-            _Side(self._new, self._new.name, at.new, query, max_count, on_compared),
-        ]
-        known = {message.msg_id for message in sides[1].messages}  # one may be stored there, and in transit still
-        in_transit = [
-            each for each in self._in_transit(query) if _position(each) > at.transit and each.msg_id not in known
-        ]
-        found = [*(message for side in sides for message in side.messages), *in_transit]
-        taken = {id(message) for message in sorted(found, key=_due)[:max_count]}
-        page = [message for side in sides for message in side.take(taken)]
+        # In this order a message that moves meanwhile is found once or twice, and not missed.
+        old = _Side(self._old, OLD_PREFIX + self._old.name, at.old, query, max_count, on_compared)
+        in_transit = [each for each in self._in_transit(query) if _position(each) > at.transit]
+        new = _Side(self._new, self._new.name, at.new, query, max_count, on_compared)
+        found = sorted([*old.messages, *in_transit, *new.messages], key=_due)
+        taken = {id(message) for message in found[:max_count]}
         sent = [each for each in in_transit if id(each) in taken]
+        rows = _newest_places(new.take(taken), sent, old.take(taken))
         transit = max(map(_position, sent), default=at.transit)
-        rest = _Cursor(sides[0].cursor, sides[1].cursor, transit, has_transit=len(sent) < len(in_transit))
-        return PendingPage(tuple(sorted([*page, *sent], key=_due)), rest.text)
+        rest = _Cursor(old.cursor, new.cursor, transit, has_transit=len(sent) < len(in_transit))
+        return PendingPage(tuple(sorted(rows, key=_due)), rest.text)
 
     def _in_transit(self, query: PendingQuery) -> list[PendingMessage]:
         """Return the messages that match and are in transit: neither broker lists them."""
@@ -223,7 +219,7 @@ class HandOverDelayed(DelayedMessages):
         on_compared: Callable[[int], None] | None = None,
     ) -> PendingCounts:
         buckets: Counter[int] = Counter()
-        for broker in (self._old, self._new):
+        for broker in (self._old, self._new):  # a message that moves meanwhile may be counted twice
             buckets.update(broker.delayed.count_pending(query, bucket_ms, on_compared=on_compared).buckets)
         buckets.update(each.deliver_ms // bucket_ms * bucket_ms for each in self._in_transit(query))
         return PendingCounts(buckets.total(), dict(sorted(buckets.items())))
@@ -294,6 +290,14 @@ _END = ""
 
 def _due(message: PendingMessage) -> int:
     return message.deliver_ms
+
+
+def _newest_places(*places: Sequence[PendingMessage]) -> list[PendingMessage]:
+    """Return each message once, as the first of several places has it. Unreadable ones have no id."""
+    found: dict[object, PendingMessage] = {}
+    for message in (message for place in places for message in place):
+        found.setdefault((message.topic, message.msg_id) if message.msg_id else message.handle, message)
+    return list(found.values())
 
 
 def _position(message: PendingMessage) -> tuple[int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitMessage
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
@@ -111,6 +111,25 @@ def test_a_message_in_transit_is_listed_and_counted(moving: TwoBrokers) -> None:
     assert len(listed) == 3
     assert pages[1].cursor is None
     assert moving.both.delayed.count_pending(PendingQuery(key="o-1")).total == 1
+
+
+def test_a_message_that_moves_while_it_is_listed_is_listed_once(moving: TwoBrokers) -> None:
+    """The mover works after the old broker has been asked, and before the new one is."""
+    moving.delay_old("orders", "moves", 2 * HOUR, key="o-1")
+    moving.both.start()
+    harness, list_transit = moving.harness(), moving.old.hand_over.transit
+    calls: list[int] = []
+
+    def transit(max_count: int = 1_000) -> list[TransitMessage]:
+        calls.append(max_count)
+        if len(calls) == 1:
+            harness.advance("10s")
+        return list_transit(max_count)
+
+    moving.old.hand_over.transit = transit  # type: ignore[method-assign]
+    page = moving.both.delayed.pending(ALL)
+
+    assert [(message.keys, message.broker) for message in page.messages] == [("o-1", "broker-a")]
 
 
 def test_the_error_of_a_cursor_says_which_one_to_pass(brokers: TwoBrokers) -> None:
