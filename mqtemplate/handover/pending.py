@@ -99,9 +99,11 @@ class HandOverDelayed(DelayedMessages):
         moved = self._old.hand_over.moved(named.msg_id, named.topic)
         if moved is not None and moved.end is TransitEnd.MOVED:
             of_new = self._of_new(change, by_id if moved.handle is None else _ByName(moved.handle))
-            if of_new.status is not _MOVED:
+            if of_new.status is _MOVED:
+                self._wait_until_sent(self._new, named.msg_id, named.topic)
+            elif of_new.count or not self._old.hand_over.is_reserved(named.msg_id, named.topic):
                 return of_new
-            self._wait_until_sent(self._new, named.msg_id, named.topic)
+            self._wait_until_sent(self._old, named.msg_id, named.topic)  # RocketMQ has let it go: it was recalled
         of_old, refusal = self._of_old(change, by_id)
         return _checked([of_old], refusal)
 
