@@ -398,14 +398,36 @@ class Mover:
         for start in range(0, len(in_transit), _WINDOW):
             if self._is_closing or (start and not self._renew()):
                 break
-            ended = list(self._ends(in_transit[start : start + _WINDOW], known))
-            if ended:
-                self._old.settle(self._owner, ended)
-            for each in ended:
-                self._uncertain.pop(each.offset, None)
-            self._count(ended)
+            failures = self._failures
+            try:
+                ended = list(self._ends(in_transit[start : start + _WINDOW], known))
+            except MQTemplateError:
+                self._return(in_transit[start:])
+                raise
+            self._end(ended)
             count += len(ended)
+            if self._failures > failures:
+                self._return(in_transit[start + _WINDOW :])
+                break
         return count
+
+    def _end(self, ended: Sequence[MovedMessage]) -> None:
+        if ended:
+            self._old.settle(self._owner, ended)
+        for each in ended:
+            self._uncertain.pop(each.offset, None)
+        self._count(ended)
+
+    def _return(self, in_transit: Sequence[TransitMessage]) -> None:
+        """End the transit of messages that were certainly not sent: the old broker releases them if they are due."""
+        unsent = [each for each in in_transit if self._sent_ms(each) is None]
+        returned = [replace(_moved(each, "", None), end=TransitEnd.RETURNED, may_move_again=True) for each in unsent]
+        self._end(returned)
+
+    def _sent_ms(self, each: TransitMessage) -> int | None:
+        """Return the steady time until which a message may have been sent; None if it certainly was not."""
+        reserved, took_over_ms = self._took_over
+        return self._uncertain.get(each.offset, took_over_ms if each.offset < reserved else None)
 
     def _count(self, ended: Sequence[MovedMessage]) -> None:
         moved = sum(each.end is TransitEnd.MOVED for each in ended)
@@ -421,8 +443,7 @@ class Mover:
         """Yield the ends of those whose transit ends now."""
         fresh: list[TransitMessage] = []
         for each in in_transit:
-            reserved, took_over_ms = self._took_over
-            sent_ms = self._uncertain.get(each.offset, took_over_ms if each.offset < reserved else None)
+            sent_ms = self._sent_ms(each)
             if sent_ms is None:
                 fresh.append(each)
                 continue

@@ -9,9 +9,11 @@ import pytest
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
 from mqtemplate.errors import SendError
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.mover import MoverSettings
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.results import SendResult
 from mqtemplate.topics import HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, HAND_OVER_TOPIC
 from tests.handover.two_brokers import TOPIC, TwoBrokers
 
@@ -166,6 +168,28 @@ def test_the_first_ones_due_move_first(brokers: TwoBrokers) -> None:
     brokers.advance(1_500)
 
     assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == ["M1", "M2"]
+
+
+def test_a_target_that_is_down_delays_only_what_may_have_been_sent(brokers: TwoBrokers) -> None:
+    """The others are pending in the old broker again, which releases them on time."""
+    for number in range(150):
+        brokers.send(number, TIMER_DELAY_MS=20_000)
+    due_ms = brokers.clock.now_ms() + 20_000
+
+    def refuse(*_: object) -> AwaitableFuture[SendResult]:
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
+        future.set_exception(SendError("connection refused"))
+        return future
+
+    brokers.mover._new.sends.send_async = refuse  # type: ignore[method-assign,assignment]
+    brokers.advance(20_100)
+
+    on_time = [each for each in brokers.arrived() if each.store_timestamp == due_ms]
+    assert len(on_time) == 150 - 64
+    assert brokers.mover.progress().error == "connection refused"
+    del brokers.mover._new.sends.send_async
+    brokers.advance(20_000)
+    brokers.check()
 
 
 # --- kills --------------------------------------------------------------------------------------
