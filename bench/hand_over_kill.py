@@ -241,7 +241,8 @@ class KilledProcess:
         self._process.communicate(timeout=_WAIT_S)
 
 
-def _server(folder: Path, name: str) -> tuple[KilledProcess, str]:
+def server(folder: Path, name: str) -> tuple[KilledProcess, str]:
+    """Start our server, and return it with the address of its name server."""
     listen, names = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", "mqtemplate", "broker", "--store", str(folder / name), "--listen", listen]
     return KilledProcess([*command, "--name-server", names], "listens on", folder / f"{name}.log"), names
@@ -314,13 +315,13 @@ def kill_rounds(
             (folder / "rocketmq").touch()
             new, new_name = stack.enter_context(_rocketmq(folder))
         else:
-            new, new_name = _server(folder, "new")
+            new, new_name = server(folder, "new")
             stack.callback(new.kill)
             new.wait_until_ready()
         targets: dict[str, Any] = {"new": new}
         old_name = f"embedded:{folder / 'old'}"
         if old_kind == "server":
-            targets["old"], old_name = _server(folder, "old")
+            targets["old"], old_name = server(folder, "old")
             stack.callback(targets["old"].kill)
             targets["old"].wait_until_ready()
         with started(old_name, folder / "client") as old, started(new_name, folder / "client") as client:

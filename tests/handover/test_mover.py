@@ -9,9 +9,11 @@ import pytest
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
 from mqtemplate.errors import SendError
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.mover import MoverSettings
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.results import SendResult
 from mqtemplate.topics import HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, HAND_OVER_TOPIC
 from tests.handover.two_brokers import TOPIC, TwoBrokers
 
@@ -166,6 +168,28 @@ def test_the_first_ones_due_move_first(brokers: TwoBrokers) -> None:
     brokers.advance(1_500)
 
     assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == ["M1", "M2"]
+
+
+def test_a_target_that_is_down_delays_only_what_may_have_been_sent(brokers: TwoBrokers) -> None:
+    """The others are pending in the old broker again, which releases them on time."""
+    for number in range(150):
+        brokers.send(number, TIMER_DELAY_MS=20_000)
+    due_ms = brokers.clock.now_ms() + 20_000
+
+    def refuse(*_: object) -> AwaitableFuture[SendResult]:
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
+        future.set_exception(SendError("connection refused"))
+        return future
+
+    brokers.mover._new.sends.send_async = refuse  # type: ignore[method-assign,assignment]
+    brokers.advance(20_100)
+
+    on_time = [each for each in brokers.arrived() if each.store_timestamp == due_ms]
+    assert len(on_time) == 150 - 64
+    assert brokers.mover.progress().error == "connection refused"
+    del brokers.mover._new.sends.send_async
+    brokers.advance(20_000)
+    brokers.check()
 
 
 # --- kills --------------------------------------------------------------------------------------
@@ -353,6 +377,34 @@ def test_a_kill_during_an_abort_loses_and_repeats_nothing(brokers: TwoBrokers, a
     assert state.phase is HandOverPhase.ABORTED
     brokers.advance(20_000)
     brokers.check()
+
+
+@pytest.mark.parametrize("at", [None, *range(0, 12, 2)])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_abort_recalls_messages_from_a_broker_that_cannot_reserve_them(at: int | None, is_after: bool) -> None:
+    """As from RocketMQ, with a kill at any call. A message that is cancelled meanwhile does not come back."""
+    brokers = TwoBrokers()
+    brokers.new_can_reserve = False
+    brokers.mover = brokers._mover()
+    for number in range(4):
+        brokers.send(number, TIMER_DELAY_MS=90_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(2_000)
+    assert brokers.old.hand_over.counts().in_transit == 4
+    brokers.cancel_in_new("M0")
+    brokers.faults.at, brokers.faults.is_after = None if at is None else len(brokers.faults.calls) + at, is_after
+
+    brokers.advance(60_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == brokers.due
+    assert brokers.new.delayed.count_pending(ALL).total == 0
+    brokers.advance(40_000)
+    brokers.check()
+    brokers.close()
 
 
 def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_once_more(brokers: TwoBrokers) -> None:
