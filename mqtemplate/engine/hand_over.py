@@ -112,6 +112,7 @@ class LocalHandOver:
             self._lease_ends_ms = store.clock.steady_ms() + _FIRST_LEASE_MS if self._state.owner else 0
             self._seal()
             self._find_settled()
+            self._keep_ends()
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -132,6 +133,13 @@ class LocalHandOver:
         self._store.store_files.write_bytes(HAND_OVER_FILE, state.to_json().encode())
         self._state = state
         return state
+
+    def _keep_ends(self) -> None:
+        """Let retention keep the ends of transits while the hand-over is at work: old ids are looked up there."""
+        is_over = self._state is None or self._state.phase in (HandOverPhase.CONFIRMED, HandOverPhase.ABORTED)
+        queue = self._store.consume_queue(HAND_OVER_MOVED_TOPIC, 0)
+        kept = queue.max_offset if is_over else queue.min_offset
+        self._offsets.commit(HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, 0, kept)
 
     def _seal(self) -> None:
         """Refuse messages from now on, if the hand-over is confirmed."""
@@ -163,7 +171,7 @@ class LocalHandOver:
             names = topics or [name for name in self._topics.names() if is_application_topic(name)]
             members = groups or [name for name in self._offsets.groups() if not is_system_group(name)]
             _log.info("hand_over.started", target=target)
-            return self._save(
+            started = self._save(
                 HandOverState(
                     hand_over_id=token_hex(8),
                     target=target,
@@ -174,6 +182,8 @@ class LocalHandOver:
                     groups=tuple(sorted(members)),
                 )
             )
+            self._keep_ends()
+            return started
 
     def _existing(self) -> HandOverState:
         self._lifecycle.check()
@@ -196,6 +206,7 @@ class LocalHandOver:
             _log.info("hand_over.changed", target=state.target, phase=phase.value, phase_before=state.phase.value)
             saved = self._save(replace(state, phase=phase, last_error=None))
             self._seal()
+            self._keep_ends()
             return saved
 
     def note_error(self, owner: str, error: str | None) -> None:

@@ -197,7 +197,9 @@ class HandOverBroker(Broker):
             self._groups = replace(self._groups, started_ms=self.clock.now_ms())
             return
         try:
-            state = self.old.hand_over.begin(self.options.target)
+            state = self.old.hand_over.state()
+            if state is None or state.target != self.options.target or state.phase is not HandOverPhase.ABORTED:
+                state = self.old.hand_over.begin(self.options.target)
         except UnsupportedError as exc:
             raise reworded(
                 exc, f"{self.options.origin}: {exc}. Let it deliver what it has, then change the address"
@@ -213,6 +215,9 @@ class HandOverBroker(Broker):
                     "rocketmq.endpoints the one that it moves to"
                 )
         self._groups = replace(self._groups, started_ms=state.started_ms)
+        if state.phase is HandOverPhase.ABORTED:
+            hint = "remove mqtemplate.hand-over and name the old broker again; or: mqtemplate hand-over start"
+            _log.warning("hand_over.aborted", hint=hint)
         if state.phase is HandOverPhase.CONFIRMED:
             _log.warning("hand_over.confirmed", hint="the old broker is empty; remove mqtemplate.hand-over")
 

@@ -11,9 +11,10 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from mqtemplate.broker import Broker, DelayedMessages, ReleaseCauses
-from mqtemplate.broker.hand_over import HandOverError, TransitEnd, TransitMessage
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, TransitEnd, TransitMessage
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
+from mqtemplate.event_log import get_logger
 from mqtemplate.handover.old_broker import OLD_PREFIX
 from mqtemplate.message import split_keys
 from mqtemplate.pending import (
@@ -26,6 +27,8 @@ from mqtemplate.pending import (
 )
 from mqtemplate.user_code import shown
 
+_log = get_logger("mqtemplate.handover")
+
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
 _MOVED = ScheduleChangeStatus.MOVED
@@ -34,6 +37,7 @@ _MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _MOVED, _UNKNOWN)
 _SENT_MS = 30_000  # a new mover needs some time to find out what the one before it has sent
 _SENT_STEP_S = 0.02
 _MOST_IN_TRANSIT = 4_096
+_MOST_ROUNDS = 3
 
 
 class HandOverDelayed(DelayedMessages):
@@ -83,50 +87,58 @@ class HandOverDelayed(DelayedMessages):
             return self._of_new(change, _ByName(handle))
         of_old, refusal = self._of_old(change, _ByName(handle))
         if of_old.status is _MOVED:
-            return self._of_moved(change, handle, named)
+            return self._of_moved(change, named)
         if refusal is None and of_old.status is not _UNKNOWN:
             return of_old
         return _checked([self._of_new(change, _ByName(handle))], refusal)
 
-    def _of_moved(self, change: _Change, handle: str, named: RecallHandle) -> ScheduleChange:
-        """Change a message that is in transit, or was moved."""
-        part = self._old.hand_over
-        self._wait_until_sent(named.msg_id, named.topic)
-        moved = part.moved(named.msg_id, named.topic)
-        if moved is None or moved.end is TransitEnd.RETURNED:  # the new broker has refused it
-            return self._of_old(change, _ByName(handle))[0]
+    def _of_moved(self, change: _Change, named: RecallHandle) -> ScheduleChange:
+        """Change a message that is in transit, or was moved; perhaps it comes back, since the hand-over is aborted."""
         by_id = _ByName(key=named.msg_id, topic=named.topic)
-        return self._of_new(change, by_id if moved.handle is None else _ByName(moved.handle))
+        self._wait_until_sent(self._old, named.msg_id, named.topic)
+        moved = self._old.hand_over.moved(named.msg_id, named.topic)
+        if moved is not None and moved.end is TransitEnd.MOVED:
+            of_new = self._of_new(change, by_id if moved.handle is None else _ByName(moved.handle))
+            if of_new.status is not _MOVED:
+                return of_new
+            self._wait_until_sent(self._new, named.msg_id, named.topic)
+        of_old, refusal = self._of_old(change, by_id)
+        return _checked([of_old], refusal)
 
     def _change_by_key(self, change: _Change, named: _ByName) -> ScheduleChange:
         assert named.key is not None
-        of_old, refusal = self._of_old(change, named)
         query = PendingQuery(key=named.key, topic=named.topic)
-        for each in self._in_transit(query) if refusal is None else ():
-            self._wait_until_sent(each.msg_id, each.topic)
-        try:
-            of_new = [self._of_new(change, named)]
-        except UnsupportedError:
-            if not of_old.count:
-                raise
-            of_new = []
-        return _checked([of_old, *of_new], refusal)
+        changes: list[ScheduleChange] = []
+        refusal: BrokerError | None = None
+        for _ in range(_MOST_ROUNDS):
+            for broker, each in self._transits(query):
+                self._wait_until_sent(broker, each.msg_id, each.topic)
+            of_old, refusal = self._of_old(change, named)
+            changes.append(of_old)
+            try:
+                changes.append(self._of_new(change, named))
+            except UnsupportedError:
+                if not of_old.count:
+                    raise
+            if refusal is not None or not self._transits(query):  # one that was taken meanwhile was not changed
+                break
+        return _checked(changes, refusal)
 
-    def _wait_until_sent(self, msg_id: str, topic: str) -> None:
-        """Wait until a message is not in transit any more.
+    def _wait_until_sent(self, broker: Broker, msg_id: str, topic: str) -> None:
+        """Wait until a message is not in transit from a broker any more.
 
         Raises:
-            HandOverError: It still is; a mover that has just stopped, or the new broker, does not answer.
+            HandOverError: It still is; a mover that has just stopped, or the other broker, does not answer.
         """
-        part, clock = self._old.hand_over, self._old.clock
+        part, clock = broker.hand_over, broker.clock
+        target = self._new if broker is self._old else self._old
         until_ms = clock.steady_ms() + _SENT_MS
         while part.is_reserved(msg_id, topic):
             if clock.steady_ms() >= until_ms:
                 raise HandOverError(
-                    f"message {msg_id} for topic {topic!r} is on its way from broker {self._old.name!r} to "
-                    f"{self._new.name!r}, and has not arrived within {_SENT_MS // 1_000} s; it cannot be changed now. "
-                    "Nothing is lost: try again when the new broker answers (mqtemplate hand-over status has the "
-                    "reason)"
+                    f"message {msg_id} for topic {topic!r} is on its way from broker {broker.name!r} to "
+                    f"{target.name!r}, and has not arrived within {_SENT_MS // 1_000} s; it cannot be changed now. "
+                    "Nothing is lost: try again when that broker answers (mqtemplate hand-over status has the reason)"
                 )
             clock.sleep(_SENT_STEP_S)
 
@@ -170,10 +182,23 @@ class HandOverDelayed(DelayedMessages):
         return PendingPage(tuple(sorted([*page, *sent], key=_due)), rest.text)
 
     def _in_transit(self, query: PendingQuery) -> list[PendingMessage]:
-        """Return the messages that match and are in transit: the old broker does not list them any more."""
+        """Return the messages that match and are in transit: neither broker lists them."""
+        return [self._shown(each) for _, each in self._transits(query)]
+
+    def _transits(self, query: PendingQuery) -> list[tuple[Broker, TransitMessage]]:
+        """Return the messages in transit that match, each with the broker that it leaves."""
         if not self._has_mover:
             return []
-        return [self._shown(each) for each in self._old.hand_over.transit(_MOST_IN_TRANSIT) if _matches(each, query)]
+        try:
+            state = self._old.hand_over.state()
+            leaving = [self._old]
+            if state is not None and state.phase is HandOverPhase.ABORTING and self._new.hand_over.state() is not None:
+                leaving.append(self._new)
+            found = [(broker, each) for broker in leaving for each in broker.hand_over.transit(_MOST_IN_TRANSIT)]
+        except (UnsupportedError, BrokerError) as exc:
+            _log.debug("hand_over.transit_unknown", reason=str(exc))  # a change of a message in transit says so
+            return []
+        return [(broker, each) for broker, each in found if _matches(each, query)]
 
     def _shown(self, transit: TransitMessage) -> PendingMessage:
         message = transit.message

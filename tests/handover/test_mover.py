@@ -12,6 +12,7 @@ from mqtemplate.errors import SendError
 from mqtemplate.handover.mover import MoverSettings
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.topics import HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, HAND_OVER_TOPIC
 from tests.handover.two_brokers import TOPIC, TwoBrokers
 
 ALL = PendingQuery()
@@ -368,3 +369,22 @@ def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_o
     assert brokers.new.delayed.count_pending(ALL).total == 1
     brokers.advance(90_000)
     brokers.check()
+
+
+# --- retention ----------------------------------------------------------------------------------
+
+
+def test_retention_keeps_what_is_in_transit_and_the_ends_that_old_ids_are_looked_up_in(brokers: TwoBrokers) -> None:
+    brokers.send(1, TIMER_DELAY_MS=90_000)
+    brokers.advance(2_000)
+    brokers.send(2, TIMER_DELAY_MS=90_000)
+    source = brokers.old.hand_over
+    source.reserve("embedded", 1, ReserveFilter(after_ms=0, before_ms=1 << 60))
+
+    def kept() -> dict[str, int]:
+        spans = brokers.old.engine.retention._protected.before(brokers.old.store.end_offset)
+        return {span.topic: span.message_count for span in spans if span.group == HAND_OVER_GROUP}
+
+    assert kept() == {HAND_OVER_TOPIC: 1, HAND_OVER_MOVED_TOPIC: 1}
+    source.change(HandOverPhase.ABORTED)
+    assert kept() == {HAND_OVER_TOPIC: 1}

@@ -63,6 +63,7 @@ def test_pending_messages_move_to_a_server_with_ids_and_due_times(old: Broker, n
 
     assert due_times(old) == {}
     for msg_id in due:
+        assert old.delayed.cancel(key=msg_id, topic="orders").status is ScheduleChangeStatus.MOVED
         ended = old.hand_over.moved(msg_id, "orders")
         assert ended is not None
         assert new.delayed.cancel(ended.handle).status is ScheduleChangeStatus.CANCELLED
