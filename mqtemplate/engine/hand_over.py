@@ -103,6 +103,7 @@ class LocalHandOver:
         self._lock = threading.RLock()
         self._lease_ends_ms = 0  # steady time
         self._after = _START  # position of the last pending message that was examined
+        self._recalled: set[int] = set()  # offsets of messages that come back, and may have been recalled
         self._settled: set[int] = set()  # offsets after the committed one whose transit ended
         self._state = self._load()
         self._committed = self._offsets.offset(HAND_OVER_GROUP, HAND_OVER_TOPIC, 0) or 0
@@ -316,19 +317,20 @@ class LocalHandOver:
         """Find what ended after the committed offset: a kill came between the two."""
         queue = self._store.consume_queue(HAND_OVER_MOVED_TOPIC, 0)
         unsettled = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset - self._committed
-        # Each message has one end. Between the ends of messages after the committed offset may be those of messages
-        # before it, if both were in transit at one time.
-        first = max(queue.max_offset - unsettled - MAX_IN_TRANSIT, queue.min_offset)
+        # Each message has one end, and possibly a recall. Between those of messages after the committed offset may be
+        # others of messages before it, if both were in transit at one time.
+        first = max(queue.max_offset - 2 * (unsettled + MAX_IN_TRANSIT), queue.min_offset)
         for unit in queue.unit_tuples(first, queue.max_offset - first):
             ended = MovedMessage.from_json(self._store.read(unit[0], unit[1]).body)
             if ended.offset >= self._committed:
-                self._settled.add(ended.offset)
+                (self._recalled if ended.end is TransitEnd.RECALLED else self._settled).add(ended.offset)
         self._advance()
 
     def _advance(self) -> None:
         """Commit the offset of the first message that is not settled."""
         while self._committed in self._settled:
             self._settled.discard(self._committed)
+            self._recalled.discard(self._committed)
             self._committed += 1
         self._offsets.commit(HAND_OVER_GROUP, HAND_OVER_TOPIC, 0, self._committed)
 
@@ -352,7 +354,8 @@ class LocalHandOver:
                 size += record.total_size
                 if found and size > _MAX_TRANSIT_BYTES:
                     break
-                found.append(_transit_message(record, state.hand_over_id))
+                is_recalled = record.queue_offset in self._recalled
+                found.append(_transit_message(record, state.hand_over_id, is_recalled=is_recalled))
             return found
 
     def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
@@ -370,10 +373,35 @@ class LocalHandOver:
                 for unit in [queue.unit(each.offset)]
             ]
             self._delayed.control.settle([self._end_of(each) for each in fresh], returned)
-            self._settled.update(each.offset for each in fresh)
+            self._recalled.update(each.offset for each in fresh if each.end is TransitEnd.RECALLED)
+            self._settled.update(each.offset for each in fresh if each.end is not TransitEnd.RECALLED)
             self._advance()
             if returned:
                 self._save(replace(state, returned=state.returned + len(returned)))
+
+    def take_back(self, owner: str, messages: Sequence[Message]) -> None:
+        """See `OldBroker.take_back`."""
+        with self._lock:
+            self._owned(owner)
+            self._delayed.control.settle([self._back(each) for each in messages], [])
+
+    def _back(self, message: Message) -> RecordDraft:
+        stored = {
+            Property.REAL_TOPIC: message.topic,
+            Property.REAL_QID: str(parse_number(message.properties.get(Property.REAL_QID)) or 0),
+            Property.REPLACED_LEVEL: "0",
+            Property.HAND_OVER_BACK: "1",
+        }
+        kept = {name: value for name, value in message.properties.items() if name not in INTERNAL_PROPERTIES}
+        return RecordDraft(
+            HAND_OVER_TOPIC,
+            0,
+            message.body,
+            encode_properties(kept | stored),
+            flag=message.flag,
+            born_timestamp=self._store.clock.now_ms(),
+            born_host=pack_host(self._finder.host),
+        )
 
     def _end_of(self, ended: MovedMessage) -> RecordDraft:
         return RecordDraft(
@@ -390,7 +418,7 @@ class LocalHandOver:
         self._lifecycle.check()
         for record in self._finder.records(KeyQuery(HAND_OVER_MOVED_TOPIC, msg_id, 64, 0, None, unique=True)):
             ended = MovedMessage.from_json(record.body)
-            if topic is None or ended.topic == topic:
+            if ended.end is not TransitEnd.RECALLED and topic in (None, ended.topic):
                 return None if self.is_reserved(msg_id, topic) else ended
         return None
 
@@ -420,7 +448,7 @@ def _may_move(record: StoredRecord, chosen: ReserveFilter) -> bool:
     return not is_marker(record) and not may_have_property(properties, HAND_OVER_STAYS)
 
 
-def _transit_message(record: StoredRecord, hand_over_id: str) -> TransitMessage:
+def _transit_message(record: StoredRecord, hand_over_id: str, *, is_recalled: bool) -> TransitMessage:
     stored = to_message_ext(record, "")
     properties = {name: value for name, value in stored.properties.items() if name not in _NOT_SENT}
     move_id = f"{hand_over_id}-{record.queue_offset}"
@@ -437,4 +465,6 @@ def _transit_message(record: StoredRecord, hand_over_id: str) -> TransitMessage:
         delay_level=parse_number(stored.properties.get(Property.REPLACED_LEVEL)) or 0,
         move_id=move_id,
         message=Message(topic, stored.body, properties, stored.flag),
+        is_back=Property.HAND_OVER_BACK in stored.properties,
+        is_recalled=is_recalled,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
-from mqtemplate.broker.hand_over import ReserveFilter
+from mqtemplate.broker.hand_over import HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.handover.mover import Mover, MoverSettings
 from mqtemplate.message import Message, MessageExt
@@ -46,6 +46,11 @@ def fill(old: EmbeddedBroker) -> dict[str, int]:
     return {each.msg_id: each.deliver_ms for each in messages}
 
 
+def phase_of(old: EmbeddedBroker) -> HandOverPhase | None:
+    state = old.hand_over.state()
+    return None if state is None else state.phase
+
+
 def delivered(client: RemoteBroker) -> list[MessageExt]:
     found: list[MessageExt] = []
     for queue in client.queues("orders"):
@@ -56,7 +61,7 @@ def delivered(client: RemoteBroker) -> list[MessageExt]:
     return found
 
 
-def test_timers_and_levels_move_to_rocketmq_once_through_kills_of_the_mover_and_of_rocketmq(
+def test_timers_and_levels_move_to_rocketmq_once_through_kills_and_come_back_by_an_abort(
     target: tuple[RocketMQ, RemoteBroker], name_server: NameServer, tmp_path: Path
 ) -> None:
     server, client = target
@@ -83,6 +88,12 @@ def test_timers_and_levels_move_to_rocketmq_once_through_kills_of_the_mover_and_
 
                 pending = list(client.delayed.pending(PendingQuery(), 100).messages)
                 soon = delivered(client)
+
+                source.change(HandOverPhase.ABORTING)
+                eventually(lambda: phase_of(old) is HandOverPhase.ABORTED, "all are back", timeout_s=120)
+                back = {each.msg_id: each.deliver_ms for each in old.delayed.pending(PendingQuery()).messages}
+                assert back == {each: due[each] for each in due.keys() - {message.msg_id for message in soon}}
+                eventually(lambda: client.delayed.count_pending(PendingQuery()).total == 0, "none is left in RocketMQ")
         finally:
             mover.close()
 

@@ -355,6 +355,34 @@ def test_a_kill_during_an_abort_loses_and_repeats_nothing(brokers: TwoBrokers, a
     brokers.check()
 
 
+@pytest.mark.parametrize("at", [None, *range(0, 12, 2)])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_abort_recalls_messages_from_a_broker_that_cannot_reserve_them(at: int | None, is_after: bool) -> None:
+    """As from RocketMQ, with a kill at any call. A message that is cancelled meanwhile does not come back."""
+    brokers = TwoBrokers()
+    brokers.new_can_reserve = False
+    brokers.mover = brokers._mover()
+    for number in range(4):
+        brokers.send(number, TIMER_DELAY_MS=90_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(2_000)
+    assert brokers.old.hand_over.counts().in_transit == 4
+    brokers.cancel_in_new("M0")
+    brokers.faults.at, brokers.faults.is_after = None if at is None else len(brokers.faults.calls) + at, is_after
+
+    brokers.advance(60_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == brokers.due
+    assert brokers.new.delayed.count_pending(ALL).total == 0
+    brokers.advance(40_000)
+    brokers.check()
+    brokers.close()
+
+
 def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_once_more(brokers: TwoBrokers) -> None:
     """The records of the first move have the same ids, but name another transit."""
     brokers.send(1, TIMER_DELAY_MS=90_000)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, MovedMessage, ReserveFilter
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, MovedMessage, ReserveFilter, TransitMessage
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.group_rules import allocate_averagely, sort_client_ids
@@ -394,6 +394,9 @@ class HandOverProcessor:
                     return _json(part.reserve(owner, int(values["count"]), ReserveFilter.from_json(values["filter"])))
                 case "transit":
                     return _json([json.loads(each.to_json()) for each in part.transit(int(values))])
+                case "take_back":
+                    messages = [TransitMessage.from_json(each).message for each in _texts(values)]
+                    part.take_back(owner, messages)
                 case "settle":
                     part.settle(owner, [MovedMessage.from_json(each) for each in _texts(values)])
                 case _:
