@@ -64,6 +64,7 @@ def shown_keys(found: Mapping[MessageQueue, _T]) -> dict[MessageQueue, _T]:
 # --- order across both brokers --------------------------------------------------------------------
 
 _CHECK_EMBEDDED_MS = 100
+_CHECK_AWAY_MS = 10_000  # a request to a broker that is away may wait for its timeout
 _CHECK_REMOTE_MS = 1_000  # the check sends two requests for each queue
 
 
@@ -97,14 +98,17 @@ class OldQueues:
             next_ms, was_drained = self._checked.get(topic, (now_ms, False))
             if now_ms < next_ms:
                 return was_drained
-            is_drained = self._check(topic, was_drained)
+            answer = self._check(topic)
+            is_drained = was_drained if answer is None else answer
             interval_ms = _CHECK_EMBEDDED_MS if self._old.is_embedded else _CHECK_REMOTE_MS
-            self._checked[topic] = now_ms + (0 if self._old.clock.is_virtual else interval_ms), is_drained
+            interval_ms = _CHECK_AWAY_MS if answer is None else 0 if self._old.clock.is_virtual else interval_ms
+            self._checked[topic] = now_ms + interval_ms, is_drained
         if is_drained != was_drained:
             _log.info("hand_over.topic_drained" if is_drained else "hand_over.topic_read_again", topic=topic)
         return is_drained
 
-    def _check(self, topic: str, was_drained: bool) -> bool:
+    def _check(self, topic: str) -> bool | None:
+        """Return the answer of the old broker; None if it cannot be reached."""
         old = self._old
         try:
             queues = [queue for each in (topic, self._retry_topic) for queue in queues_of(old, each)]
@@ -113,7 +117,7 @@ class OldQueues:
             return not self._waits_for_pending or not old.delayed.count_pending(PendingQuery(topic=topic)).total
         except BrokerError as exc:
             self._log.warning("hand_over.old_broker_not_reached", topic=topic, group=self._group, reason=str(exc))
-            return was_drained
+            return None
 
     def _is_consumed(self, queue: MessageQueue) -> bool:
         high = self._old.reader.max_offset(queue)

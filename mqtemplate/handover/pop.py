@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from mqtemplate.broker import Broker, ConsumerSpec, PopConsumers, ReceivedMessage, Registration
-from mqtemplate.errors import MQTemplateError
-from mqtemplate.event_log import get_logger
+from mqtemplate.errors import BrokerClosedError, BrokerError, MQTemplateError
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.handover.old_broker import (
     OLD_PREFIX,
     WAKE_S,
@@ -32,6 +32,7 @@ _log = get_logger("mqtemplate.handover")
 _T = TypeVar("_T")
 
 _GATE_MS = 50
+_AWAY_MS = 5_000
 
 
 @dataclass(eq=False)
@@ -45,6 +46,12 @@ class _MemberOfBoth:
         """Leave the group at both."""
         self.on_close()
         self.joined.close()
+
+
+class _Receiving(Protocol):
+    """Receives up to a number of messages from one broker."""
+
+    def __call__(self, count: int, wait_ms: int = 0) -> list[ReceivedMessage]: ...
 
 
 class _ReceiveOne(Protocol):
@@ -66,6 +73,8 @@ class HandOverPop(PopConsumers):
         self._threads: dict[tuple[str, str, int], PollThread[ReceivedMessage]] = {}
         self._wakes: Counter[str] = Counter()
         self._at_old: dict[str, bool] = {}
+        self._away_until_ms: dict[Broker, int] = {}  # steady
+        self._log = LimitedLog(_log, new.clock.steady_ms, burst=1)
         self._new_is_first = False
 
     def join(self, spec: ConsumerSpec) -> Registration:
@@ -102,19 +111,20 @@ class HandOverPop(PopConsumers):
     ) -> list[ReceivedMessage]:
         options: dict[str, Any] = {"is_ordered": is_ordered, "attempt_id": attempt_id, "auto_renew": auto_renew}
 
-        def of_old(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
+        def receive_old(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
             found = self._old.pop.receive(group, topic, count, invisible_ms, wait_ms, selector, **options)
             shown_messages([each.message for each in found])
             return [replace(each, receipt=OLD_PREFIX + each.receipt) for each in found]
 
-        def of_new(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
+        def receive_new(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
             if is_ordered and not self._queues[group].are_drained(topic):
                 time.sleep(min(wait_ms, _GATE_MS) / 1_000)
                 return []
             return self._new.pop.receive(group, topic, count, invisible_ms, wait_ms, selector, **options)
 
         if not self._is_at_old(topic):
-            return of_new(max_count, wait_ms)
+            return receive_new(max_count, wait_ms)
+        of_old, of_new = self._while_away(self._old, receive_old), self._while_away(self._new, receive_new)
         messages: list[ReceivedMessage] = []
         self._new_is_first = not self._new_is_first
         for receive in (of_new, of_old) if self._new_is_first else (of_old, of_new):
@@ -129,6 +139,31 @@ class HandOverPop(PopConsumers):
         if excess:
             self.change_all(group, topic, [each.receipt for each in excess], 0, counts=False)
         return found_new + found_old[: len(found_old) - len(excess)]
+
+    def _while_away(self, broker: Broker, receive: _Receiving) -> _Receiving:
+        """Return a function that receives nothing for some seconds after a broker could not be reached.
+
+        So the messages of the other one do not wait for it. If both are away, the error is raised.
+        """
+        other = self._new if broker is self._old else self._old
+
+        def receive_if_there(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
+            now_ms = self._new.clock.steady_ms()
+            if now_ms < self._away_until_ms.get(broker, now_ms):
+                time.sleep(min(wait_ms, _GATE_MS) / 1_000)
+                return []
+            try:
+                return receive(count, wait_ms)
+            except BrokerClosedError:
+                raise
+            except BrokerError as exc:
+                if now_ms < self._away_until_ms.get(other, now_ms):
+                    raise
+                self._away_until_ms[broker] = now_ms + _AWAY_MS
+                self._log.warning("hand_over.receive_failed", broker=broker.name, reason=str(exc))
+                return []
+
+        return receive_if_there
 
     def _wait_for_both(
         self, group: str, topic: str, of_old: _ReceiveOne, of_new: _ReceiveOne, wait_ms: int
