@@ -114,6 +114,8 @@ class Property:
 
     HAND_OVER = "__HAND_OVER"
     """Of this library. On a message that was moved from another broker: names its transit there."""
+    HAND_OVER_BACK = "__HAND_OVER_BACK"
+    """Of this library. On a record in transit: it comes back from the new broker, which still has the message."""
     HAND_OVER_STAYS = "__HAND_OVER_STAYS"
     """Of this library. On a delayed message that the new broker refused during a hand-over: it is not moved."""
 
@@ -160,6 +162,7 @@ BROKER_PROPERTIES = frozenset(
         Property.LEVEL_DELAY_MS,
         Property.REPLACED_LEVEL,
         Property.HAND_OVER_STAYS,
+        Property.HAND_OVER_BACK,
     }
 )
 """Properties of a delayed message that only a broker may set."""

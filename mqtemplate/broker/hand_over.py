@@ -33,7 +33,7 @@ class HandOverPhase(Enum):
 
 
 NEXT_PHASES: Mapping[HandOverPhase, frozenset[HandOverPhase]] = {
-    HandOverPhase.RUNNING: frozenset({HandOverPhase.PAUSED, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
+    HandOverPhase.RUNNING: frozenset(set(HandOverPhase) - {HandOverPhase.RUNNING}),  # ABORTED: it was an abort itself
     HandOverPhase.PAUSED: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
     HandOverPhase.ABORTING: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTED}),
     HandOverPhase.ABORTED: frozenset({HandOverPhase.RUNNING}),
@@ -143,10 +143,14 @@ class DelayLimits:
 
 
 class TransitEnd(Enum):
-    """End of the transit of a message: it is in the new broker, or pending in the old one again."""
+    """End of the transit of a message: it is in the new broker, or pending in the old one again.
+
+    ``RECALLED`` is no end: the new broker is requested to recall a message that comes back.
+    """
 
     MOVED = "moved"
     RETURNED = "returned"
+    RECALLED = "recalled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,8 @@ class TransitMessage:
             ``Property.HAND_OVER``; so a lookup there tells whether this very transit was sent.
         message: The message as it is sent to the new broker, without its delay: real topic, body, keys, tag,
             properties, and message id. A retry has its number of retries in ``RECONSUME_TIME``.
+        is_back: True: it comes back from a new broker that cannot reserve it, and that still has it.
+        is_recalled: With *is_back*: the mover may have recalled it there.
     """
 
     offset: int
@@ -172,6 +178,8 @@ class TransitMessage:
     delay_level: int
     move_id: str
     message: Message
+    is_back: bool = False
+    is_recalled: bool = False
 
     @property
     def topic(self) -> str:
@@ -300,7 +308,7 @@ class FoundRecords:
     messages: Sequence[MessageExt]
 
 
-_TRANSIT_FIELDS = ("offset", "msg_id", "deliver_ms", "queue_id", "delay_level", "move_id")
+_TRANSIT_FIELDS = ("offset", "msg_id", "deliver_ms", "queue_id", "delay_level", "move_id", "is_back", "is_recalled")
 
 
 class OldBroker(Protocol):
@@ -367,6 +375,16 @@ class OldBroker(Protocol):
 
     def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
         """Store how the transit of messages ended. A returned one is pending again, or in its topic if it is due.
+
+        Raises:
+            HandOverError: *owner* does not have the lock.
+        """
+
+    def take_back(self, owner: str, messages: Sequence[Message]) -> None:
+        """Store messages that come back from the new broker, in transit: it still has them.
+
+        Args:
+            messages: With real topic and message id, and when they are due in ``TIMER_DELIVER_MS``.
 
         Raises:
             HandOverError: *owner* does not have the lock.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         management_address,
     )
     from mqtemplate.console.sources import BrokerSource, FolderSource, OpenSource
+    from mqtemplate.handover.control import application_hand_over
     from mqtemplate.operations.audit import AuditLog
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "OpenSource",
     "Place",
     "application_dashboard",
+    "application_hand_over",
     "asgi_app",
     "check_installed",
     "dashboard_accounts",
@@ -67,6 +69,7 @@ __getattr__ = late_import(
     {
         "Access": "mqtemplate.console.access",
         "AuditLog": "mqtemplate.operations.audit",
+        "application_hand_over": "mqtemplate.handover.control",
         **dict.fromkeys(("Actuator", "ActuatorSources", "asgi_app", "managed_actuator", "wsgi_app"), _ACTUATOR),
         **dict.fromkeys(("Dashboard", "DashboardServer", "dashboard_asgi_app", "dashboard_wsgi_app"), _DASHBOARD),
         **dict.fromkeys(

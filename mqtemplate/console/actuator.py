@@ -37,7 +37,6 @@ from mqtemplate.scheduling.schedules import Schedules
 
 if TYPE_CHECKING:
     from mqtemplate.context.settings.features import ManagementSettings
-    from mqtemplate.handover.control import ApplicationHandOver
     from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 
 _log = get_logger("mqtemplate.actuator")
@@ -77,6 +76,13 @@ _SCRAPE_PART = 0.8
 Query = Sequence[tuple[str, str]]
 
 
+class HandOverDocuments(Protocol):
+    """The hand-over of an application; see `mqtemplate.handover.control.ApplicationHandOver`."""
+
+    def document(self) -> dict[str, Any] | None: ...
+    def change(self, name: str, remote: str, audit: AuditLog, *, is_dry_run: bool) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActuatorSources:
     """Sources of the documents. A source that is None has no endpoint.
@@ -95,7 +101,7 @@ class ActuatorSources:
     metrics: Metrics | None = None
     listeners: Iterable[ListenerContainer] | None = None
     schedules: Schedules | None = None
-    hand_over: ApplicationHandOver | None = None
+    hand_over: HandOverDocuments | None = None
     lags: GroupLags | None = None
     lateness: LatenessRecorder | None = None
     conditions: Sequence[documents.StarterOutcome] | None = None
@@ -344,7 +350,7 @@ class Actuator:
         audit = AuditLog(None, SystemClock()) if self.sources.audit is None else self.sources.audit
         account, change = account_of(request), parse_change(request.body) if request.body else {}
         audit = audit if account is None else audit.of(account)
-        hand_over: ApplicationHandOver = _given(self.sources.hand_over)
+        hand_over: HandOverDocuments = _given(self.sources.hand_over)
         return hand_over.change(name, request.remote, audit, is_dry_run=bool(change.get("dryRun")))
 
     def _reload(self, name: str, request: HttpRequest) -> HttpResponse:

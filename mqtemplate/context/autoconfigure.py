@@ -20,7 +20,7 @@ from mqtemplate.errors import ConfigurationError
 from mqtemplate.user_code import did_you_mean
 
 if TYPE_CHECKING:
-    from mqtemplate.handover import HandOverBroker
+    from mqtemplate.handover.broker import HandOverBroker
 
 GROUP = "mqtemplate.autoconfigure"
 """Entry-point group in which a distribution names its starters."""
@@ -67,7 +67,7 @@ def register_broker(context: ApplicationContext, factory: BrokerFactory) -> bool
     """
     if context.settings.mqtemplate.hand_over.from_ is None:
         return context.register(factory, name="broker")
-    from mqtemplate.handover import HandOverBroker
+    from mqtemplate.handover.broker import HandOverBroker
 
     def hand_over_broker(settings: AppSettings, clock: Clock) -> HandOverBroker:
         return _hand_over_broker(context, factory(settings, clock))
@@ -76,7 +76,8 @@ def register_broker(context: ApplicationContext, factory: BrokerFactory) -> bool
 
 
 def _hand_over_broker(context: ApplicationContext, new: Broker) -> HandOverBroker:
-    from mqtemplate.handover import HandOverBroker, HandOverOptions, MoverSettings
+    from mqtemplate.handover.broker import HandOverBroker, HandOverOptions
+    from mqtemplate.handover.mover import MoverSettings
 
     settings, given = context.settings, context.settings.mqtemplate.hand_over
     of_old = settings_of_old_broker(settings)

@@ -22,7 +22,7 @@ from mqtemplate.context.injection.lifecycle import HookCaller, closing_of, hook_
 from mqtemplate.context.injection.marks import name_of, pointing_to
 from mqtemplate.context.injection.wiring import Definition
 from mqtemplate.context.templates import Clusters, ext_template_mark, register_templates, start_broker
-from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, reworded
+from mqtemplate.errors import ConfigurationError, DependencyError, ListenerError, UnsupportedError, reworded
 from mqtemplate.event_log import get_logger
 from mqtemplate.extras import install_command
 from mqtemplate.listener.declaration.hooks import Enhancer, enhancer_order
@@ -95,9 +95,19 @@ def _register_components(context: ApplicationContext, clock: Clock | None) -> No
 
 
 def _check_spark_listeners(context: ApplicationContext) -> None:
-    """Raise an error if a Spark listener would never run; log a warning if the configuration switched it off."""
+    """Raise an error if a Spark listener would never run, or would miss the old broker of a hand-over.
+
+    Log a warning if the configuration switched it off.
+    """
     marked = [component for component in context.components if is_spark_listener(component)]
     outcome = next((outcome for outcome in context.conditions if outcome.starter == "spark"), None)
+    settings = context.settings.mqtemplate
+    if marked and settings.spark.enabled and settings.hand_over.from_ is not None:
+        raise UnsupportedError(
+            f"{name_of(marked[0])} is a Spark listener, which reads one broker, and mqtemplate.hand-over.from is set: "
+            "what the old broker has would not be read. Let the listener finish at the old broker first, in an "
+            "application without this setting, and give this one mqtemplate.spark.enabled: false until then"
+        )
     if not marked or (outcome is not None and outcome.applied):
         return
     if outcome is not None and outcome.is_installed:

@@ -497,6 +497,7 @@ class DelayController:
         properties = decode_properties(record.properties_bytes)
         topic, queue_id = properties[Property.REAL_TOPIC], int(properties[Property.REAL_QID])
         kept = {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}
+        kept.pop(Property.HAND_OVER_BACK, None)
         diverted = divert_to_timer(kept, topic, queue_id, now_ms, due_ms, limits)
         if diverted is None:
             kept |= {Property.TIMER_DELIVER_MS: str(due_ms)}

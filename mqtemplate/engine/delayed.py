@@ -209,8 +209,10 @@ class LocalDelayedMessages:
             )
         status = self.cancel(handle_text).status
         if status is not ScheduleChangeStatus.CANCELLED:
-            is_delivered = status is ScheduleChangeStatus.ALREADY_DELIVERED
-            reason = "it was delivered already" if is_delivered else "this broker has no such delayed message"
+            reason = {
+                ScheduleChangeStatus.ALREADY_DELIVERED: "it was delivered already",
+                ScheduleChangeStatus.MOVED: "a hand-over moves it to another broker; recall it there",
+            }.get(status, "this broker has no such delayed message")
             raise NotRecallableError(f"message {handle.msg_id} cannot be recalled: {reason}")
         return handle.msg_id
 

@@ -24,7 +24,7 @@ from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import AfterChangeService, WakeEvent
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets
-from mqtemplate.topics import RETRY_TOPIC_PREFIX
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, is_system_group
 
 _log = get_logger("mqtemplate.broker")
 
@@ -546,7 +546,8 @@ class Groups:
     def consumed_topics(self) -> Mapping[str, Collection[str]]:
         """See `ConsumerGroups.consumed_topics`."""
         offsets, known = self.committed.clustering, set(self._routes.table.names())
-        found = {group: offsets.topics_of(group) & known for group in offsets.groups()}
+        groups = [group for group in offsets.groups() if not is_system_group(group)]  # their topics have no readers
+        found = {group: offsets.topics_of(group) & known for group in groups}
         for info in self._remote_groups():
             if not info.is_broadcasting:
                 found[info.group] = found.get(info.group, set()) | (set(info.subscriptions) & known)

@@ -103,6 +103,7 @@ class LocalHandOver:
         self._lock = threading.RLock()
         self._lease_ends_ms = 0  # steady time
         self._after = _START  # position of the last pending message that was examined
+        self._recalled: set[int] = set()  # offsets of messages that come back, and may have been recalled
         self._settled: set[int] = set()  # offsets after the committed one whose transit ended
         self._state = self._load()
         self._committed = self._offsets.offset(HAND_OVER_GROUP, HAND_OVER_TOPIC, 0) or 0
@@ -112,6 +113,7 @@ class LocalHandOver:
             self._lease_ends_ms = store.clock.steady_ms() + _FIRST_LEASE_MS if self._state.owner else 0
             self._seal()
             self._find_settled()
+            self._keep_ends()
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -132,6 +134,13 @@ class LocalHandOver:
         self._store.store_files.write_bytes(HAND_OVER_FILE, state.to_json().encode())
         self._state = state
         return state
+
+    def _keep_ends(self) -> None:
+        """Let retention keep the ends of transits while the hand-over is at work: old ids are looked up there."""
+        is_over = self._state is None or self._state.phase in (HandOverPhase.CONFIRMED, HandOverPhase.ABORTED)
+        queue = self._store.consume_queue(HAND_OVER_MOVED_TOPIC, 0)
+        kept = queue.max_offset if is_over else queue.min_offset
+        self._offsets.commit(HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, 0, kept)
 
     def _seal(self) -> None:
         """Refuse messages from now on, if the hand-over is confirmed."""
@@ -164,7 +173,7 @@ class LocalHandOver:
             names = topics or [name for name in self._topics.names() if is_application_topic(name)]
             members = groups or [name for name in self._offsets.groups() if not is_system_group(name)]
             _log.info("hand_over.started", target=target)
-            return self._save(
+            started = self._save(
                 HandOverState(
                     hand_over_id=token_hex(8),
                     target=target,
@@ -175,6 +184,8 @@ class LocalHandOver:
                     groups=tuple(sorted(members)),
                 )
             )
+            self._keep_ends()
+            return started
 
     def _existing(self) -> HandOverState:
         self._lifecycle.check()
@@ -197,6 +208,7 @@ class LocalHandOver:
             _log.info("hand_over.changed", target=state.target, phase=phase.value, phase_before=state.phase.value)
             saved = self._save(replace(state, phase=phase, last_error=None))
             self._seal()
+            self._keep_ends()
             return saved
 
     def note_error(self, owner: str, error: str | None) -> None:
@@ -306,19 +318,20 @@ class LocalHandOver:
         """Find what ended after the committed offset: a kill came between the two."""
         queue = self._store.consume_queue(HAND_OVER_MOVED_TOPIC, 0)
         unsettled = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset - self._committed
-        # Each message has one end. Between the ends of messages after the committed offset may be those of messages
-        # before it, if both were in transit at one time.
-        first = max(queue.max_offset - unsettled - MAX_IN_TRANSIT, queue.min_offset)
+        # Each message has one end, and possibly a recall. Between those of messages after the committed offset may be
+        # others of messages before it, if both were in transit at one time.
+        first = max(queue.max_offset - 2 * (unsettled + MAX_IN_TRANSIT), queue.min_offset)
         for unit in queue.unit_tuples(first, queue.max_offset - first):
             ended = MovedMessage.from_json(self._store.read(unit[0], unit[1]).body)
             if ended.offset >= self._committed:
-                self._settled.add(ended.offset)
+                (self._recalled if ended.end is TransitEnd.RECALLED else self._settled).add(ended.offset)
         self._advance()
 
     def _advance(self) -> None:
         """Commit the offset of the first message that is not settled."""
         while self._committed in self._settled:
             self._settled.discard(self._committed)
+            self._recalled.discard(self._committed)
             self._committed += 1
         self._offsets.commit(HAND_OVER_GROUP, HAND_OVER_TOPIC, 0, self._committed)
 
@@ -342,7 +355,8 @@ class LocalHandOver:
                 size += record.total_size
                 if found and size > _MAX_TRANSIT_BYTES:
                     break
-                found.append(_transit_message(record, state.hand_over_id))
+                is_recalled = record.queue_offset in self._recalled
+                found.append(_transit_message(record, state.hand_over_id, is_recalled=is_recalled))
             return found
 
     def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
@@ -360,10 +374,35 @@ class LocalHandOver:
                 for unit in [queue.unit(each.offset)]
             ]
             self._delayed.control.settle([self._end_of(each) for each in fresh], returned)
-            self._settled.update(each.offset for each in fresh)
+            self._recalled.update(each.offset for each in fresh if each.end is TransitEnd.RECALLED)
+            self._settled.update(each.offset for each in fresh if each.end is not TransitEnd.RECALLED)
             self._advance()
             if returned:
                 self._save(replace(state, returned=state.returned + len(returned)))
+
+    def take_back(self, owner: str, messages: Sequence[Message]) -> None:
+        """See `OldBroker.take_back`."""
+        with self._lock:
+            self._owned(owner)
+            self._delayed.control.settle([self._back(each) for each in messages], [])
+
+    def _back(self, message: Message) -> RecordDraft:
+        stored = {
+            Property.REAL_TOPIC: message.topic,
+            Property.REAL_QID: str(parse_number(message.properties.get(Property.REAL_QID)) or 0),
+            Property.REPLACED_LEVEL: "0",
+            Property.HAND_OVER_BACK: "1",
+        }
+        kept = {name: value for name, value in message.properties.items() if name not in INTERNAL_PROPERTIES}
+        return RecordDraft(
+            HAND_OVER_TOPIC,
+            0,
+            message.body,
+            encode_properties(kept | stored),
+            flag=message.flag,
+            born_timestamp=self._store.clock.now_ms(),
+            born_host=pack_host(self._finder.host),
+        )
 
     def _end_of(self, ended: MovedMessage) -> RecordDraft:
         return RecordDraft(
@@ -380,7 +419,7 @@ class LocalHandOver:
         self._lifecycle.check()
         for record in self._finder.records(KeyQuery(HAND_OVER_MOVED_TOPIC, msg_id, 64, 0, None, unique=True)):
             ended = MovedMessage.from_json(record.body)
-            if topic is None or ended.topic == topic:
+            if ended.end is not TransitEnd.RECALLED and topic in (None, ended.topic):
                 return None if self.is_reserved(msg_id, topic) else ended
         return None
 
@@ -410,7 +449,7 @@ def _may_move(record: StoredRecord, chosen: ReserveFilter) -> bool:
     return not is_marker(record) and not may_have_property(properties, HAND_OVER_STAYS)
 
 
-def _transit_message(record: StoredRecord, hand_over_id: str) -> TransitMessage:
+def _transit_message(record: StoredRecord, hand_over_id: str, *, is_recalled: bool) -> TransitMessage:
     stored = to_message_ext(record, "")
     properties = {name: value for name, value in stored.properties.items() if name not in _NOT_SENT}
     move_id = f"{hand_over_id}-{record.queue_offset}"
@@ -427,4 +466,6 @@ def _transit_message(record: StoredRecord, hand_over_id: str) -> TransitMessage:
         delay_level=parse_number(stored.properties.get(Property.REPLACED_LEVEL)) or 0,
         move_id=move_id,
         message=Message(topic, stored.body, properties, stored.flag),
+        is_back=Property.HAND_OVER_BACK in stored.properties,
+        is_recalled=is_recalled,
     )

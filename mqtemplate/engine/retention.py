@@ -18,7 +18,7 @@ from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.store.cleaning import UnreadSpan
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import ConsumerOffsets
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_group
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, HAND_OVER_GROUP, RETRY_TOPIC_PREFIX, is_system_group
 
 _log = get_logger("mqtemplate.broker")
 
@@ -93,8 +93,9 @@ class ProtectedMessages:
         first_of = {info.group: info.consume_from_where for info in self._members.remote()}
         committed = self._offsets.all()
         for group, topic in committed.keys() | subscribed:
-            is_kept = (group, topic) in subscribed or not self._activity.is_gone(group, topic)
-            if group in broadcasting or is_system_group(group) or not is_kept:
+            is_hand_over = group == HAND_OVER_GROUP  # no client is its member
+            is_kept = is_hand_over or (group, topic) in subscribed or not self._activity.is_gone(group, topic)
+            if group in broadcasting or (is_system_group(group) and not is_hand_over) or not is_kept:
                 continue
             offsets = committed.get((group, topic), {})
             for queue_id in queue_ids.get(topic, ()):

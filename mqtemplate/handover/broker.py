@@ -6,10 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from mqtemplate.broker import (
-    MAX_IN_FLIGHT_SHOWN,
     Broker,
     BrokerAdmin,
     Capability,
@@ -18,21 +17,15 @@ from mqtemplate.broker import (
     ConsumerSpec,
     CopyHealth,
     DelayedMessages,
-    GroupDeliveries,
-    GroupInfo,
     MessageReader,
     MessageSends,
     PopConsumers,
-    QueueProgress,
-    QueueSpan,
     Registration,
     Requests,
     RetentionHold,
     StoreHealth,
-    TopicKind,
     TopicMessageType,
     Transactions,
-    unknown_name,
 )
 from mqtemplate.broker.hand_over import HandOverPhase
 from mqtemplate.errors import (
@@ -42,24 +35,23 @@ from mqtemplate.errors import (
     MessageError,
     MQTemplateError,
     StoreLockedError,
-    UnknownNameError,
     UnsupportedError,
     reworded,
 )
 from mqtemplate.event_log import get_logger
-from mqtemplate.handover.consuming import (
+from mqtemplate.handover.admin import HandOverAdmin
+from mqtemplate.handover.consuming import HandOverGroups
+from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.old_broker import (
     OLD_PREFIX,
-    HandOverGroups,
-    HandOverPop,
     inner_message,
     inner_queue,
     is_old,
     register_at_both,
     shown_messages,
-    shown_queue,
 )
-from mqtemplate.handover.mover import Mover, MoverSettings
 from mqtemplate.handover.pending import HandOverDelayed
+from mqtemplate.handover.pop import HandOverPop
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingQuery
@@ -68,7 +60,6 @@ from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 
 _log = get_logger("mqtemplate.handover")
-_T = TypeVar("_T")
 
 _NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK})
 """Capabilities of the files of one broker."""
@@ -77,7 +68,7 @@ _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a
 
 @dataclass(frozen=True, slots=True)
 class HandOverOptions:
-    """What a hand-over does where messages of both brokers meet.
+    """Options of a hand-over, most of them for messages of both brokers that meet.
 
     Attributes:
         target: The new broker as the settings name it.
@@ -200,13 +191,15 @@ class HandOverBroker(Broker):
         Raises:
             UnsupportedError: Messages cannot move from the old broker.
             ConfigurationError: Both are one broker.
-            HandOverError: The old broker is handed over to another one.
+            HandOverError: A hand-over of the old broker to another one is under way.
         """
         if self.options.mover is None:
             self._groups = replace(self._groups, started_ms=self.clock.now_ms())
             return
         try:
-            state = self.old.hand_over.begin(self.options.target)
+            state = self.old.hand_over.state()
+            if state is None or state.target != self.options.target or state.phase is not HandOverPhase.ABORTED:
+                state = self.old.hand_over.begin(self.options.target)
         except UnsupportedError as exc:
             raise reworded(
                 exc, f"{self.options.origin}: {exc}. Let it deliver what it has, then change the address"
@@ -222,6 +215,9 @@ class HandOverBroker(Broker):
                     "rocketmq.endpoints the one that it moves to"
                 )
         self._groups = replace(self._groups, started_ms=state.started_ms)
+        if state.phase is HandOverPhase.ABORTED:
+            hint = "remove mqtemplate.hand-over and name the old broker again; or: mqtemplate hand-over start"
+            _log.warning("hand_over.aborted", hint=hint)
         if state.phase is HandOverPhase.CONFIRMED:
             _log.warning("hand_over.confirmed", hint="the old broker is empty; remove mqtemplate.hand-over")
 
@@ -500,118 +496,3 @@ class _Reader(MessageReader):
         new = self.new.reader.messages_by_key(topic, key, max_count, **options)
         # A sort keeps the order of equal times: each broker returns the newest first.
         return sorted([*new, *old], key=lambda message: -message.store_timestamp)[:max_count]
-
-
-# --- operators ------------------------------------------------------------------------------------
-
-
-class HandOverAdmin(BrokerAdmin):
-    """Topics, groups and offsets of both brokers. Queues of the old one have its name with ``old:``."""
-
-    def __init__(self, old: Broker, new: Broker) -> None:
-        self._old, self._new = old.admin(), new.admin()
-
-    def topic_kinds(self) -> dict[str, TopicKind]:
-        kinds = self._old.topic_kinds() | self._new.topic_kinds()
-        return dict(sorted(kinds.items()))
-
-    def delay_levels_ms(self) -> Sequence[int] | None:
-        return self._new.delay_levels_ms()
-
-    def queue_spans(self, topic: str) -> list[QueueSpan]:
-        nothing: list[QueueSpan] = []
-        old = _if_known(lambda: self._old.queue_spans(topic), nothing)
-        new = _if_known(lambda: self._new.queue_spans(topic), nothing)
-        if not old and not new:
-            raise unknown_name("topic", topic, self.topic_names())
-        return sorted([*new, *(replace(span, queue=shown_queue(span.queue)) for span in old)], key=_queue)
-
-    def groups_of(self, topic: str) -> list[str]:
-        return sorted({*self._old.groups_of(topic), *self._new.groups_of(topic)})
-
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic at both brokers.
-
-        Raises:
-            UnknownNameError: Neither has it.
-        """
-        if topic not in self.topic_kinds():
-            raise unknown_name("topic", topic, self.topic_names())
-        for admin in (self._old, self._new):
-            with contextlib.suppress(UnknownNameError):
-                admin.delete_topic(topic)
-
-    # --- groups --------------------------------------------------------------------------------
-
-    def group_names(self) -> list[str]:
-        return sorted({*self._old.group_names(), *self._new.group_names()})
-
-    def group(self, name: str) -> GroupInfo:
-        old: GroupInfo | None = _if_known(lambda: self._old.group(name), None)
-        new: GroupInfo | None = _if_known(lambda: self._new.group(name), None)
-        if old is None and new is None:
-            raise unknown_name("group", name, self.group_names())
-        return _merged(old, new)
-
-    def progress(self, group: str, topic: str | None = None) -> Sequence[QueueProgress]:
-        return [each for each in self.group(group).progress if topic in (None, each.queue.topic)]
-
-    def deliveries(self, group: str) -> GroupDeliveries | None:
-        old, new = self._old.deliveries(group), self._new.deliveries(group)
-        if old is None or new is None:
-            return new if old is None else old
-        messages = sorted([*old.messages, *new.messages], key=lambda each: each.since_ms)
-        return GroupDeliveries(
-            old.in_flight + new.in_flight,
-            tuple(messages[:MAX_IN_FLIGHT_SHOWN]),
-            old.waiting + new.waiting,
-            _sum(old.expired, new.expired),
-            _sum(old.held, new.held),
-        )
-
-    def create_group(self, name: str) -> None:
-        """Create a group at the new broker."""
-        self._new.create_group(name)
-        _log.debug("hand_over.group_created", group=name)
-
-    def set_offsets(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
-        old = {inner_queue(queue): offset for queue, offset in offsets.items() if is_old(queue.broker_name)}
-        new = {queue: offset for queue, offset in offsets.items() if not is_old(queue.broker_name)}
-        for admin, mine in ((self._old, old), (self._new, new)):
-            if mine:
-                admin.set_offsets(group, mine)
-
-    def forget_group(self, group: str) -> None:
-        for admin in (self._old, self._new):
-            admin.forget_group(group)
-
-
-def _if_known(ask: Callable[[], _T], otherwise: _T) -> _T:
-    """Return the answer of one broker; *otherwise* if it does not have the name."""
-    try:
-        return ask()
-    except UnknownNameError:
-        return otherwise
-
-
-def _queue(span: QueueSpan) -> MessageQueue:
-    return span.queue
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
-
-
-def _merged(old: GroupInfo | None, new: GroupInfo | None) -> GroupInfo:
-    """Return the state of a group at both brokers. What its members have set is the same at both."""
-    old_progress = () if old is None else (replace(each, queue=shown_queue(each.queue)) for each in old.progress)
-    latest = new if new is not None and (new.members or old is None) else old
-    assert latest is not None
-    members = {member.client_id: member for group in (old, new) if group is not None for member in group.members}
-    subscriptions = {each for group in (old, new) if group is not None for each in group.subscriptions}
-    return replace(
-        latest,
-        members=tuple(members[client_id] for client_id in sorted(members)),
-        subscriptions=tuple(sorted(subscriptions, key=lambda each: each.topic)),
-        progress=(*old_progress, *(() if new is None else new.progress)),
-    )

@@ -19,7 +19,7 @@ from mqtemplate.converters.readable import span_text, time_text
 from mqtemplate.errors import BrokerError, MQTemplateError, UnknownNameError
 from mqtemplate.event_log import get_logger
 from mqtemplate.handover.broker import HandOverBroker
-from mqtemplate.handover.plan import HandOverPlan, create_missing, day_text, lag_reader
+from mqtemplate.handover.plan import HandOverPlan, create_missing, day_text, lag_reader, limits_of
 from mqtemplate.handover.run import HandOverRun
 from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.operations.audit import AuditLog, OldValue
@@ -60,6 +60,7 @@ class HandOverStatus:
         days: Number of messages that are pending at the old broker, by the local day on which they are due.
         groups: Lags of all groups of the old broker.
         remaining: What the old broker still has, a sentence each. Nothing: it is empty.
+        stays: Number of pending messages that are not in the range of the new broker yet.
     """
 
     state: HandOverState
@@ -68,6 +69,7 @@ class HandOverStatus:
     days: dict[str, int]
     groups: tuple[LagAtBoth, ...]
     remaining: tuple[str, ...]
+    stays: int = 0
 
     @property
     def total(self) -> int:
@@ -87,10 +89,14 @@ class HandOverStatus:
     @property
     def left_ms(self) -> int | None:
         """Estimated time until the rest has moved, at this rate; None without a rate."""
-        left = self.total - self.counts.moved
-        if not self.counts.moved or self.state.phase is not HandOverPhase.RUNNING:
+        return self.left_at(self.rate)
+
+    def left_at(self, rate: float) -> int | None:
+        """Return the time until all has moved that can move now, at *rate* messages a second; None without a rate."""
+        left = self.total - self.counts.moved - self.stays
+        if not rate or self.state.phase is not HandOverPhase.RUNNING:
             return None
-        return round(left * 1_000 / self.rate)
+        return round(max(0, left) * 1_000 / rate)
 
     def document(self) -> dict[str, Any]:
         """Return the status as JSON has it."""
@@ -104,6 +110,7 @@ class HandOverStatus:
             "last_error": self.state.last_error,
             **asdict(self.counts),
             "total": self.total,
+            "stays": self.stays,
             "done_ratio": self.done_ratio,
             "rate": self.rate,
             "left_ms": self.left_ms,
@@ -116,7 +123,7 @@ class HandOverStatus:
 def status_lines(document: dict[str, Any]) -> list[str]:
     """Return a `HandOverStatus.document` for a reader."""
     filled = round(document["done_ratio"] * _BAR)
-    left = "" if document["left_ms"] is None else f", about {span_text(document['left_ms'])} left"
+    left = "" if not document["left_ms"] else f", about {span_text(document['left_ms'])} left"
     lines = [
         f"to {document['target']}: {document['phase']} since {time_text(document['changed_ms'])}",
         f"[{'#' * filled}{'-' * (_BAR - filled)}] {document['done_ratio']:.0%}",
@@ -129,6 +136,8 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"mover: {document['owner']}")
     if document["last_error"]:
         lines.append(f"ERROR: {document['last_error']}")
+    if document["stays"]:
+        lines.append(f"{document['stays']:,} of them stay until they come into the range of the new broker")
     if document["days"]:
         days = sorted(document["days"].items())
         shown = ", ".join(f"{day} {count:,}" for day, count in days[:10])
@@ -153,7 +162,20 @@ def read_status(old: Broker, new: Broker | None) -> HandOverStatus | None:
     for start_ms, count in old.delayed.count_pending(PendingQuery(), _HOUR_MS).buckets.items():
         day = day_text(start_ms)
         days[day] = days.get(day, 0) + count
-    return HandOverStatus(state, part.counts(), old.clock.now_ms(), days, _lags(old, new), tuple(part.remaining()))
+    counts, now_ms = part.counts(), old.clock.now_ms()
+    stays = 0 if new is None else _stays(old, new, now_ms)
+    return HandOverStatus(state, counts, now_ms, days, _lags(old, new), tuple(part.remaining()), stays)
+
+
+def _stays(old: Broker, new: Broker, now_ms: int) -> int:
+    """Return the number of pending messages that are due later than the new broker holds them."""
+    try:
+        limits = limits_of(new)
+    except BrokerError:  # it is down
+        return 0
+    if limits is None:
+        return 0
+    return old.delayed.count_pending(PendingQuery(after_ms=now_ms + limits.max_delay_ms)).total
 
 
 def _lags(old: Broker, new: Broker | None) -> tuple[LagAtBoth, ...]:
@@ -241,6 +263,8 @@ class HandOverStarted(Change):
         topics = [each.name for each in self._plan.topics]
         groups = [each.name for each in self._plan.groups]
         state = self._old.hand_over.begin(self._plan.target, topics, groups)
+        if state.phase is HandOverPhase.ABORTED:
+            state = self._old.hand_over.change(HandOverPhase.RUNNING)
         return ChangeResult("started", {"id": state.hand_over_id, "created_topics": created}, state)
 
 
@@ -306,7 +330,7 @@ class ApplicationHandOver:
             return None
         document, mover = status.document(), self._broker.mover
         if mover is not None and (progress := mover.progress()).is_mover:
-            document["rate"] = progress.rate
+            document |= {"rate": progress.rate, "left_ms": status.left_at(progress.rate)}
         return document
 
     def change(self, name: str, remote: str, audit: AuditLog, *, is_dry_run: bool) -> dict[str, Any]:

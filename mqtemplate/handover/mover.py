@@ -24,6 +24,18 @@ Three things make the answer of the new broker reliable:
 - Two movers could send one message. So the mover has a lock in the old broker, with a lease, and sends only while the
   lease is longer than a send may take. The old broker accepts steps 1 and 3 from the owner of the lock only.
 
+An abort is the same in the other direction: first the forward transit ends, then a mover with the two brokers exchanged
+moves what is pending in the new broker for the topics of the hand-over, messages that were sent since included. Its
+state, lock and transit are in the new broker. When nothing is left there, both hand-overs are ``ABORTED``. A message
+that is due too soon, or that the old broker refuses, stays in the new broker, which releases it.
+
+RocketMQ cannot reserve a message, but recall one. So a message comes back in four steps: the old broker stores it in
+transit, while RocketMQ still has it; after `MoverSettings.settle_ms` the mover looks whether it is still pending there;
+the old broker stores that it is recalled from now on; RocketMQ recalls it, and only then it is pending in the old one.
+A kill before the third step changes nothing, and after it the recall is repeated, which has no further effect. A cancel
+of the application in RocketMQ before the third step is seen by the second. One after it finds the message in transit,
+and cancels it in the old broker. Levels cannot be recalled, and stay; so does what is due within `_RECALL_MS`.
+
 Not in our hands: RocketMQ with ``ASYNC_FLUSH`` may lose a message that it acknowledged if its machine fails (a killed
 process loses none), and may deliver a timer twice if it is killed between its delivery and its next checkpoint.
 """
@@ -60,6 +72,7 @@ from mqtemplate.errors import (
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Message, MessageQueue, Property
+from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
 from mqtemplate.services import Service, ServiceRunner
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -76,6 +89,8 @@ _REFUSED_TOPIC_MS = 60_000
 _MARGIN_MS = 60_000
 """The clocks of two machines differ, and a send takes time: stay this much below the longest delay."""
 _RATE_MS = 10_000
+_RECALL_MS = 10_000
+"""A message that RocketMQ delivers sooner is not recalled: it answers a recall before it looks for the message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,14 +155,17 @@ class Mover:
     def __init__(
         self, old: Broker, new: Broker, settings: MoverSettings | None = None, *, owner: str | None = None
     ) -> None:
+        self._old_broker = old
         self._old = old.hand_over
         self._new = new
+        self._reverse: Mover | None = None
         self._settings = settings or MoverSettings()
         self._clock = old.clock
         self._owner = owner or ("embedded" if old.is_embedded else _process_name())
         self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
         self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
+        self._took_back_ms: int | None = None
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
         self._limits: DelayLimits | None = None
         self._failures = 0
@@ -175,6 +193,9 @@ class Mover:
         self._is_closing = True
         self._wake()
         self._runner.stop()
+        reverse, self._reverse = self._reverse, None
+        if reverse is not None:
+            reverse.close()
         if self._leased_ms is not None:
             self._leased_ms = None
             try:
@@ -239,15 +260,16 @@ class Mover:
     def _move(self) -> int:
         """Do one step, and return the pause before the next one."""
         state = self._old.state()
-        if state is None or state.phase not in (HandOverPhase.RUNNING, HandOverPhase.PAUSED):
-            return _IDLE_MS
-        if not self._renew():
+        if state is None or state.phase in (HandOverPhase.ABORTED, HandOverPhase.CONFIRMED) or not self._renew():
             return _IDLE_MS
         in_transit = self._old.transit(_BATCH)
         count = len(in_transit)
         if not in_transit and state.phase is HandOverPhase.RUNNING:
             count = self._old.reserve(self._owner, min(_BATCH, self._settings.rate), self._filter())
             in_transit = self._old.transit(_BATCH) if count else []
+        in_transit = [each for each in in_transit if not each.is_back]
+        if not in_transit and state.phase is HandOverPhase.ABORTING:
+            return self._move_back(state)
         self._is_idle = not in_transit
         settled = self._settle(in_transit, state)
         if settled == len(in_transit):
@@ -256,6 +278,87 @@ class Mover:
         if not settled:
             return _IDLE_MS
         return max(1, settled * 1_000 // self._settings.rate)
+
+    def _move_back(self, state: HandOverState) -> int:
+        """Do one step of an abort, and return the pause before the next one."""
+        try:
+            back = self._new.hand_over
+            back.state()
+        except UnsupportedError:
+            return self._recall_back(state)
+        # The target names this hand-over: a second abort has a state of its own.
+        back.begin(f"abort of {state.hand_over_id}", state.topics, state.groups)
+        if self._reverse is None:
+            settings = replace(self._settings, topics=self._topics(state), with_retries=False)
+            self._reverse = Mover(self._new, self._old_broker, settings, owner=self._owner)
+        pause_ms = self._reverse._move()
+        self._note(self._reverse._error)
+        self._is_idle = self._reverse._is_idle
+        if self._is_idle:
+            back.change(HandOverPhase.ABORTED)
+            self._reverse.close()
+            self._reverse = None
+            self._old.change(HandOverPhase.ABORTED)
+        return pause_ms
+
+    def _topics(self, state: HandOverState) -> frozenset[str]:
+        return frozenset(state.topics).union(self._old_broker.topic_names())
+
+    def _recall_back(self, state: HandOverState) -> int:
+        """Do one step of an abort by recalls, and return the pause before the next one."""
+        backs = [each for each in self._old.transit(_BATCH) if each.is_back]
+        self._is_idle = False
+        if not backs:
+            found = self._recallable(state)
+            if not found:
+                self._is_idle = True
+                self._old.change(HandOverPhase.ABORTED)
+                return _IDLE_MS
+            self._old.take_back(self._owner, found)
+            self._took_back_ms = self._clock.steady_ms()
+            return self._settings.settle_ms
+        if self._took_back_ms is None:  # of a mover before this one
+            self._took_back_ms = self._clock.steady_ms()
+        if self._clock.steady_ms() - self._took_back_ms < self._settings.settle_ms:
+            return _IDLE_MS
+        pending = [each for each in backs if not each.is_recalled]
+        gone = [each for each in pending if not self._is_pending(each)]
+        self._old.settle(self._owner, [_moved(each, "", None) for each in gone])
+        missing = {each.offset for each in gone}
+        recalled = [each for each in pending if each.offset not in missing]
+        self._old.settle(self._owner, [replace(_moved(each, "", None), end=TransitEnd.RECALLED) for each in recalled])
+        ended = [self._recalled(each) for each in backs if each.offset not in missing]
+        self._old.settle(self._owner, ended)
+        self._count(ended)
+        self._note(None)
+        return 1
+
+    def _recallable(self, state: HandOverState) -> list[Message]:
+        """Return the first pending timers of the new broker that can come back."""
+        earliest_ms = self._clock.now_ms() + self._settings.settle_ms + _RECALL_MS
+        found: list[Message] = []
+        for topic in sorted(self._topics(state)):
+            query = PendingQuery(topic=topic, after_ms=earliest_ms)
+            for each in self._new.delayed.pending(query, _BATCH - len(found)).messages:
+                records = [] if each.delay_level else self._new.find_records((TIMER_TOPIC,), each.msg_id).messages
+                records = [record for record in records if Property.TIMER_DEL_UNIQKEY not in record.properties]
+                if records:
+                    newest = max(records, key=lambda record: record.store_timestamp)
+                    found.append(Message(topic, newest.body, dict(newest.properties), newest.flag))
+            if len(found) >= _BATCH:
+                break
+        return found
+
+    def _is_pending(self, each: TransitMessage) -> bool:
+        query = PendingQuery(topic=each.topic, key=each.msg_id)
+        return bool(self._new.delayed.pending(query).messages) and each.deliver_ms > self._clock.now_ms() + _RECALL_MS
+
+    def _recalled(self, each: TransitMessage) -> MovedMessage:
+        """Recall a message, and return where it is then: this is known, since a recall has one effect however often."""
+        status = self._new.delayed.cancel(key=each.msg_id, topic=each.topic).status
+        is_back = status is ScheduleChangeStatus.CANCELLED
+        end = TransitEnd.RETURNED if is_back else TransitEnd.MOVED
+        return replace(_moved(each, "", None), end=end, may_move_again=True)
 
     def _renew(self) -> bool:
         """Take or renew the lock. A new owner does not know what the owner before it has sent."""
@@ -295,14 +398,36 @@ class Mover:
         for start in range(0, len(in_transit), _WINDOW):
             if self._is_closing or (start and not self._renew()):
                 break
-            ended = list(self._ends(in_transit[start : start + _WINDOW], known))
-            if ended:
-                self._old.settle(self._owner, ended)
-            for each in ended:
-                self._uncertain.pop(each.offset, None)
-            self._count(ended)
+            failures = self._failures
+            try:
+                ended = list(self._ends(in_transit[start : start + _WINDOW], known))
+            except MQTemplateError:
+                self._return(in_transit[start:])
+                raise
+            self._end(ended)
             count += len(ended)
+            if self._failures > failures:
+                self._return(in_transit[start + _WINDOW :])
+                break
         return count
+
+    def _end(self, ended: Sequence[MovedMessage]) -> None:
+        if ended:
+            self._old.settle(self._owner, ended)
+        for each in ended:
+            self._uncertain.pop(each.offset, None)
+        self._count(ended)
+
+    def _return(self, in_transit: Sequence[TransitMessage]) -> None:
+        """End the transit of messages that were certainly not sent: the old broker releases them if they are due."""
+        unsent = [each for each in in_transit if self._sent_ms(each) is None]
+        returned = [replace(_moved(each, "", None), end=TransitEnd.RETURNED, may_move_again=True) for each in unsent]
+        self._end(returned)
+
+    def _sent_ms(self, each: TransitMessage) -> int | None:
+        """Return the steady time until which a message may have been sent; None if it certainly was not."""
+        reserved, took_over_ms = self._took_over
+        return self._uncertain.get(each.offset, took_over_ms if each.offset < reserved else None)
 
     def _count(self, ended: Sequence[MovedMessage]) -> None:
         moved = sum(each.end is TransitEnd.MOVED for each in ended)
@@ -318,8 +443,7 @@ class Mover:
         """Yield the ends of those whose transit ends now."""
         fresh: list[TransitMessage] = []
         for each in in_transit:
-            reserved, took_over_ms = self._took_over
-            sent_ms = self._uncertain.get(each.offset, took_over_ms if each.offset < reserved else None)
+            sent_ms = self._sent_ms(each)
             if sent_ms is None:
                 fresh.append(each)
                 continue

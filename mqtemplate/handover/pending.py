@@ -11,10 +11,11 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from mqtemplate.broker import Broker, DelayedMessages, ReleaseCauses
-from mqtemplate.broker.hand_over import HandOverError, TransitEnd, TransitMessage
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, TransitEnd, TransitMessage
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
-from mqtemplate.handover.consuming import OLD_PREFIX
+from mqtemplate.event_log import get_logger
+from mqtemplate.handover.old_broker import OLD_PREFIX
 from mqtemplate.message import split_keys
 from mqtemplate.pending import (
     PendingCounts,
@@ -26,6 +27,8 @@ from mqtemplate.pending import (
 )
 from mqtemplate.user_code import shown
 
+_log = get_logger("mqtemplate.handover")
+
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
 _MOVED = ScheduleChangeStatus.MOVED
@@ -34,6 +37,7 @@ _MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _MOVED, _UNKNOWN)
 _SENT_MS = 30_000  # a new mover needs some time to find out what the one before it has sent
 _SENT_STEP_S = 0.02
 _MOST_IN_TRANSIT = 4_096
+_MOST_ROUNDS = 3
 
 
 class HandOverDelayed(DelayedMessages):
@@ -56,7 +60,7 @@ class HandOverDelayed(DelayedMessages):
     # --- changes -------------------------------------------------------------------------------
 
     def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        def cancel(delayed: DelayedMessages, named: _Named) -> ScheduleChange:
+        def cancel(delayed: DelayedMessages, named: _ByName) -> ScheduleChange:
             return delayed.cancel(named.handle, key=named.key, topic=named.topic)
 
         return self._change(cancel, handle, key, topic)
@@ -64,7 +68,7 @@ class HandOverDelayed(DelayedMessages):
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
-        def reschedule(delayed: DelayedMessages, named: _Named) -> ScheduleChange:
+        def reschedule(delayed: DelayedMessages, named: _ByName) -> ScheduleChange:
             return delayed.reschedule(named.handle, deliver_ms, key=named.key, topic=named.topic)
 
         return self._change(reschedule, handle, key, topic)
@@ -72,7 +76,7 @@ class HandOverDelayed(DelayedMessages):
     def _change(self, change: _Change, handle: str | None, key: str | None, topic: str | None) -> ScheduleChange:
         key = check_selection(handle, key)
         if key is not None:
-            return self._change_by_key(change, _Named(key=key, topic=topic))
+            return self._change_by_key(change, _ByName(key=key, topic=topic))
         assert handle is not None
         return _total([self._change_by_handle(change, part) for part in handle.split(",")])
 
@@ -80,64 +84,74 @@ class HandOverDelayed(DelayedMessages):
         """Change one message. Only a broker that has a message of its name changes it, so asking both is safe."""
         named = decode_handle(handle)
         if named.broker_name == self._new.name != self._old.name:
-            return self._of_new(change, _Named(handle))
-        of_old, refusal = self._of_old(change, _Named(handle))
+            return self._of_new(change, _ByName(handle))
+        of_old, refusal = self._of_old(change, _ByName(handle))
         if of_old.status is _MOVED:
-            return self._of_moved(change, handle, named)
+            return self._of_moved(change, named)
         if refusal is None and of_old.status is not _UNKNOWN:
             return of_old
-        return _checked([self._of_new(change, _Named(handle))], refusal)
+        return _checked([self._of_new(change, _ByName(handle))], refusal)
 
-    def _of_moved(self, change: _Change, handle: str, named: RecallHandle) -> ScheduleChange:
-        """Change a message that is in transit, or was moved."""
-        part = self._old.hand_over
-        self._wait_until_sent(named.msg_id, named.topic)
-        moved = part.moved(named.msg_id, named.topic)
-        if moved is None or moved.outcome is TransitEnd.RETURNED:  # the new broker has refused it
-            return self._of_old(change, _Named(handle))[0]
-        by_id = _Named(key=named.msg_id, topic=named.topic)
-        return self._of_new(change, by_id if moved.handle is None else _Named(moved.handle))
+    def _of_moved(self, change: _Change, named: RecallHandle) -> ScheduleChange:
+        """Change a message that is in transit, or was moved; perhaps it comes back, since the hand-over is aborted."""
+        by_id = _ByName(key=named.msg_id, topic=named.topic)
+        self._wait_until_sent(self._old, named.msg_id, named.topic)
+        moved = self._old.hand_over.moved(named.msg_id, named.topic)
+        if moved is not None and moved.end is TransitEnd.MOVED:
+            of_new = self._of_new(change, by_id if moved.handle is None else _ByName(moved.handle))
+            if of_new.status is _MOVED:
+                self._wait_until_sent(self._new, named.msg_id, named.topic)
+            elif of_new.count or not self._old.hand_over.is_reserved(named.msg_id, named.topic):
+                return of_new
+            self._wait_until_sent(self._old, named.msg_id, named.topic)  # RocketMQ has let it go: it was recalled
+        of_old, refusal = self._of_old(change, by_id)
+        return _checked([of_old], refusal)
 
-    def _change_by_key(self, change: _Change, named: _Named) -> ScheduleChange:
+    def _change_by_key(self, change: _Change, named: _ByName) -> ScheduleChange:
         assert named.key is not None
-        of_old, refusal = self._of_old(change, named)
         query = PendingQuery(key=named.key, topic=named.topic)
-        for each in self._in_transit(query) if refusal is None else ():
-            self._wait_until_sent(each.msg_id, each.topic)
-        try:
-            of_new = [self._of_new(change, named)]
-        except UnsupportedError:
-            if not of_old.count:
-                raise
-            of_new = []
-        return _checked([of_old, *of_new], refusal)
+        changes: list[ScheduleChange] = []
+        refusal: BrokerError | None = None
+        for _ in range(_MOST_ROUNDS):
+            for broker, each in self._transits(query):
+                self._wait_until_sent(broker, each.msg_id, each.topic)
+            of_old, refusal = self._of_old(change, named)
+            changes.append(of_old)
+            try:
+                changes.append(self._of_new(change, named))
+            except UnsupportedError:
+                if not of_old.count:
+                    raise
+            if refusal is not None or not self._transits(query):  # one that was taken meanwhile was not changed
+                break
+        return _checked(changes, refusal)
 
-    def _wait_until_sent(self, msg_id: str, topic: str) -> None:
-        """Wait until a message is not in transit any more.
+    def _wait_until_sent(self, broker: Broker, msg_id: str, topic: str) -> None:
+        """Wait until a message is not in transit from a broker any more.
 
         Raises:
-            HandOverError: It still is; a mover that has just stopped, or the new broker, does not answer.
+            HandOverError: It still is; a mover that has just stopped, or the other broker, does not answer.
         """
-        part, clock = self._old.hand_over, self._old.clock
+        part, clock = broker.hand_over, broker.clock
+        target = self._new if broker is self._old else self._old
         until_ms = clock.steady_ms() + _SENT_MS
         while part.is_reserved(msg_id, topic):
             if clock.steady_ms() >= until_ms:
                 raise HandOverError(
-                    f"message {msg_id} for topic {topic!r} is on its way from broker {self._old.name!r} to "
-                    f"{self._new.name!r}, and has not arrived within {_SENT_MS // 1_000} s; it cannot be changed now. "
-                    "Nothing is lost: try again when the new broker answers (mqtemplate hand-over status has the "
-                    "reason)"
+                    f"message {msg_id} for topic {topic!r} is on its way from broker {broker.name!r} to "
+                    f"{target.name!r}, and has not arrived within {_SENT_MS // 1_000} s; it cannot be changed now. "
+                    "Nothing is lost: try again when that broker answers (mqtemplate hand-over status has the reason)"
                 )
             clock.sleep(_SENT_STEP_S)
 
-    def _of_old(self, change: _Change, named: _Named) -> tuple[ScheduleChange, BrokerError | None]:
+    def _of_old(self, change: _Change, named: _ByName) -> tuple[ScheduleChange, BrokerError | None]:
         """Return the result at the old broker, and the error if it cannot be reached: then the new one is asked."""
         try:
             return _of(OLD_PREFIX + self._old.name, change(self._old.delayed, named)), None
         except BrokerError as exc:
             return ScheduleChange(_UNKNOWN), exc
 
-    def _of_new(self, change: _Change, named: _Named) -> ScheduleChange:
+    def _of_new(self, change: _Change, named: _ByName) -> ScheduleChange:
         return _of(self._new.name, change(self._new.delayed, named))
 
     # --- queries -------------------------------------------------------------------------------
@@ -153,27 +167,36 @@ class HandOverDelayed(DelayedMessages):
         if max_count < 1:
             raise MessageError(f"max_count must be 1 or more, got {max_count}")
         at = _Cursor() if cursor is None else _Cursor.parse(cursor)
-        sides = [
-            _Side(self._old, OLD_PREFIX + self._old.name, at.old, query, max_count, on_compared),
-            _Side(self._new, self._new.name, at.new, query, max_count, on_compared),
-        ]
-        known = {message.msg_id for message in sides[1].messages}  # one may be stored there, and in transit still
-        in_transit = [
-            each for each in self._in_transit(query) if _position(each) > at.transit and each.msg_id not in known
-        ]
-        found = [*(message for side in sides for message in side.messages), *in_transit]
-        taken = {id(message) for message in sorted(found, key=_due)[:max_count]}
-        page = [message for side in sides for message in side.take(taken)]
+        # In this order a message that moves meanwhile is found once or twice, and not missed.
+        old = _Side(self._old, OLD_PREFIX + self._old.name, at.old, query, max_count, on_compared)
+        in_transit = [each for each in self._in_transit(query) if _position(each) > at.transit]
+        new = _Side(self._new, self._new.name, at.new, query, max_count, on_compared)
+        found = sorted([*old.messages, *in_transit, *new.messages], key=_due)
+        taken = {id(message) for message in found[:max_count]}
         sent = [each for each in in_transit if id(each) in taken]
+        rows = _newest_places(new.take(taken), sent, old.take(taken))
         transit = max(map(_position, sent), default=at.transit)
-        rest = _Cursor(sides[0].cursor, sides[1].cursor, transit, has_transit=len(sent) < len(in_transit))
-        return PendingPage(tuple(sorted([*page, *sent], key=_due)), rest.text)
+        rest = _Cursor(old.cursor, new.cursor, transit, has_transit=len(sent) < len(in_transit))
+        return PendingPage(tuple(sorted(rows, key=_due)), rest.text)
 
     def _in_transit(self, query: PendingQuery) -> list[PendingMessage]:
-        """Return the messages that match and are in transit: the old broker does not list them any more."""
+        """Return the messages that match and are in transit: neither broker lists them."""
+        return [self._shown(each) for _, each in self._transits(query)]
+
+    def _transits(self, query: PendingQuery) -> list[tuple[Broker, TransitMessage]]:
+        """Return the messages in transit that match, each with the broker that it leaves."""
         if not self._has_mover:
             return []
-        return [self._shown(each) for each in self._old.hand_over.transit(_MOST_IN_TRANSIT) if _matches(each, query)]
+        try:
+            state = self._old.hand_over.state()
+            leaving = [self._old]
+            if state is not None and state.phase is HandOverPhase.ABORTING and self._new.hand_over.state() is not None:
+                leaving.append(self._new)
+            found = [(broker, each) for broker in leaving for each in broker.hand_over.transit(_MOST_IN_TRANSIT)]
+        except (UnsupportedError, BrokerError) as exc:
+            _log.debug("hand_over.transit_unknown", reason=str(exc))  # a change of a message in transit says so
+            return []
+        return [(broker, each) for broker, each in found if _matches(each, query)]
 
     def _shown(self, transit: TransitMessage) -> PendingMessage:
         message = transit.message
@@ -198,7 +221,7 @@ class HandOverDelayed(DelayedMessages):
         on_compared: Callable[[int], None] | None = None,
     ) -> PendingCounts:
         buckets: Counter[int] = Counter()
-        for broker in (self._old, self._new):
+        for broker in (self._old, self._new):  # a message that moves meanwhile may be counted twice
             buckets.update(broker.delayed.count_pending(query, bucket_ms, on_compared=on_compared).buckets)
         buckets.update(each.deliver_ms // bucket_ms * bucket_ms for each in self._in_transit(query))
         return PendingCounts(buckets.total(), dict(sorted(buckets.items())))
@@ -227,7 +250,7 @@ def _matches(transit: TransitMessage, query: PendingQuery) -> bool:
 # --- results of changes ---------------------------------------------------------------------------
 
 
-class _Named(NamedTuple):
+class _ByName(NamedTuple):
     """Pending messages: by a handle, or by a key."""
 
     handle: str | None = None
@@ -235,7 +258,7 @@ class _Named(NamedTuple):
     topic: str | None = None
 
 
-_Change: TypeAlias = Callable[[DelayedMessages, _Named], ScheduleChange]
+_Change: TypeAlias = Callable[[DelayedMessages, _ByName], ScheduleChange]
 
 
 def _of(broker_name: str, change: ScheduleChange) -> ScheduleChange:
@@ -269,6 +292,14 @@ _END = ""
 
 def _due(message: PendingMessage) -> int:
     return message.deliver_ms
+
+
+def _newest_places(*places: Sequence[PendingMessage]) -> list[PendingMessage]:
+    """Return each message once, as the first of several places has it. Unreadable ones have no id."""
+    found: dict[object, PendingMessage] = {}
+    for message in (message for place in places for message in place):
+        found.setdefault((message.topic, message.msg_id) if message.msg_id else message.handle, message)
+    return list(found.values())
 
 
 def _position(message: PendingMessage) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from mqtemplate.broker import Broker, BrokerAdmin, TopicKind, TopicSettings
 from mqtemplate.broker.hand_over import DelayLimits
 from mqtemplate.converters.readable import count_text, span_text, time_text
-from mqtemplate.errors import UnknownNameError, UnsupportedError
+from mqtemplate.errors import BrokerError, UnknownNameError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress
@@ -278,7 +278,7 @@ def create_plan(
         later=counts.later,
         stays=counts.stays,
         retries=counts.retries,
-        topics=topic_plans(old.admin(), new.admin(), unread),
+        topics=topic_plans(old.admin(), new, unread),
         groups=_group_plans(old.admin(), new.admin()),
         impossible=(*counts.impossible(), *_transactions(open_transactions)),
         notes=(*counts.notes(), *_notes_about_groups(old.admin())),
@@ -384,7 +384,7 @@ def unread_queues(admin: BrokerAdmin) -> list[UnreadQueue]:
 
 def create_missing(old: BrokerAdmin, new: Broker) -> list[str]:
     """Create the topics, queues and groups that the new broker lacks. Return the topics that were changed."""
-    missing = [each for each in topic_plans(old, new.admin(), unread_queues(old)) if each.is_missing]
+    missing = [each for each in topic_plans(old, new, unread_queues(old)) if each.is_missing]
     for each in missing:
         new.create_topic(each.name, each.queue_count)
     for group in old.group_names():
@@ -392,12 +392,21 @@ def create_missing(old: BrokerAdmin, new: Broker) -> list[str]:
     return [each.name for each in missing]
 
 
-def topic_plans(old: BrokerAdmin, new: BrokerAdmin, unread: list[UnreadQueue]) -> tuple[TopicPlan, ...]:
-    """Return the topics of the old broker that the new one needs, sorted."""
+def topic_plans(old: BrokerAdmin, new: Broker, unread: list[UnreadQueue]) -> tuple[TopicPlan, ...]:
+    """Return the topics of the old broker that the new one needs, sorted.
+
+    Raises:
+        BrokerError: No broker of the new cluster is registered at its name servers.
+    """
     ready: Counter[str] = Counter()
     for each in unread:
         ready[each.queue.topic] += each.count
-    existing = new.topic_settings()
+    existing = new.admin().topic_settings()
+    if not existing and not new.is_embedded:  # each broker has system topics
+        raise BrokerError(
+            "no broker of the new cluster is registered at its name servers, so nothing can be created there; start "
+            "it, wait until it is registered, and try again"
+        )
     return tuple(
         TopicPlan(
             name,

@@ -39,11 +39,11 @@ from mqtemplate.server.processors.client import (
     TransactionProcessor,
     announced_capabilities,
 )
-from mqtemplate.server.processors.hand_over import HandOverProcessor
 from mqtemplate.server.processors.mqadmin import (
     REASONS,
     AccountProcessor,
     AssignmentProcessor,
+    HandOverProcessor,
     MaintenanceProcessor,
 )
 from mqtemplate.server.processors.pop import AckProcessor, PopProcessor

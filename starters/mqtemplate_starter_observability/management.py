@@ -85,7 +85,7 @@ def actuator(context: ApplicationContext, broker: Broker, health: HealthChecks, 
     settings = context.settings.mqtemplate.management
     hand_over = None
     if context.settings.mqtemplate.hand_over.from_ is not None:
-        from mqtemplate.handover import application_hand_over  # few applications need it
+        from mqtemplate.console import application_hand_over  # few applications need it
 
         hand_over = application_hand_over(broker)
     if hand_over is not None and settings.observability.metrics.enabled:

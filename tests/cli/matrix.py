@@ -76,7 +76,7 @@ def _hand_over(verb: str, *options: str) -> Words:
     """Return the arguments of a command for the hand-over from a broker to a new directory."""
 
     def words(place: Place) -> list[str]:
-        target = place.store.parent / "target"
+        target = place.run.config / "target"
         if not target.exists():
             with EmbeddedBroker(target):
                 pass
@@ -87,9 +87,9 @@ def _hand_over(verb: str, *options: str) -> Words:
 
 def _copy(place: Place) -> str:
     """Return the place of a continuous copy of another directory."""
-    copy = place.store.parent / "copy"
+    copy = place.run.config / "copy"
     if not copy.exists():
-        with CopiedBroker(place.store.parent / "copied", None, None, copy=CopyOptions(to=f"file://{copy}")) as owner:
+        with CopiedBroker(place.run.config / "copied", None, None, copy=CopyOptions(to=f"file://{copy}")) as owner:
             prepare(owner)
     return f"file://{copy}"
 
@@ -129,8 +129,8 @@ COMMANDS: dict[str, Words] = {
     "undo": lambda place: ["undo", _newest_change(place), "--yes", "--name-server", place.run.name_server],
     "bench": _fixed("bench", "--count", "20", "--topic", "bench"),
     # copies
-    "backup": lambda place: ["backup", str(place.store), str(place.store.parent / "backup")],
-    "restore": lambda place: ["restore", _copy(place), str(place.store.parent / "restored")],
+    "backup": lambda place: ["backup", str(place.store), str(place.run.config / "backup")],
+    "restore": lambda place: ["restore", _copy(place), str(place.run.config / "restored")],
     "copy ls": lambda place: ["copy", "ls", _copy(place)],
     "copy verify": lambda place: ["copy", "verify", _copy(place)],
     # commands for a running application on the broker

@@ -15,7 +15,8 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.console import Access, Actuator, ActuatorSources, Dashboard, dashboard_audit
 from mqtemplate.console.client import LocalActuator
-from mqtemplate.handover import ApplicationHandOver, HandOverBroker, HandOverOptions, MoverSettings
+from mqtemplate.handover import HandOverBroker, HandOverOptions, MoverSettings
+from mqtemplate.handover.control import ApplicationHandOver
 from mqtemplate.http.exchange import HttpRequest
 from mqtemplate.message import Message, Property
 from mqtemplate.observability import HealthChecks

@@ -12,8 +12,9 @@ from mqtemplate.broker.hand_over import HandOverPhase
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context.settings.clients import remote_settings, settings_of_old_broker
-from mqtemplate.errors import ConfigurationError, StoreLockedError
+from mqtemplate.errors import ConfigurationError, StoreLockedError, UnsupportedError
 from mqtemplate.handover import HandOverBroker, HandOverOptions, MoverSettings
+from mqtemplate.listener.declaration.decorator import SPARK_LISTENER_ATTRIBUTE
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery
 from mqtemplate.testing import Harness
@@ -140,7 +141,7 @@ def test_a_copied_folder_is_copied_until_it_is_empty(load: Load) -> None:
         ("embedded:./data", "embedded:./data", "both are one broker; set rocketmq.name-server"),
         ("mq1:9876;mq2:9876", "mq2:9876", "both are one broker"),
         ("embedded:memory", "embedded:./data", "what moved there would end with this process"),
-        ("mq1:9876", "embedded:memory", "a store that ends with its process, so there is nothing to hand over"),
+        ("mq1:9876", "embedded:memory", "a store that ends with its process, so nothing can be left there"),
         ("mq1:9876", "grpc://proxy:8081", "a proxy of RocketMQ: pending messages move from this library's brokers"),
         ("mq1:9876", "redis", "allowed are 'embedded', 'embedded:<folder>', and 'host:port' of a server of this"),
     ],
@@ -184,3 +185,19 @@ def test_an_excluded_starter_of_the_old_broker_is_named(tmp_path: Path) -> None:
     assert f"mqtemplate.hand-over.from is 'embedded:{tmp_path}/old', and no starter creates that broker" in str(
         refused.value
     )
+
+
+def test_a_spark_listener_would_miss_the_old_broker_and_is_refused(tmp_path: Path) -> None:
+    def batches(rows: object) -> None: ...
+
+    setattr(batches, SPARK_LISTENER_ATTRIBUTE, object())
+    keys = {"rocketmq.name-server": "mq1:9876", "mqtemplate.hand-over.from": f"embedded:{tmp_path}/old"}
+    app = MQApplication(batches, settings=keys, environment={}, clock=VirtualClock(), starters=STARTERS)
+
+    with pytest.raises(UnsupportedError) as refused:
+        app.start()
+
+    assert "batches is a Spark listener, which reads one broker, and mqtemplate.hand-over.from is set" in str(
+        refused.value
+    )
+    assert "Let the listener finish at the old broker first" in str(refused.value)

@@ -9,10 +9,18 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
-from mqtemplate.handover import HandOverBroker
-from mqtemplate.testing.contract import BrokerContract, BrokerUnderTest, GroupContract, PopContract, ReceiveContract
+from mqtemplate.handover import HandOverBroker, HandOverOptions, MoverSettings
+from mqtemplate.testing.contract import (
+    BrokerContract,
+    BrokerUnderTest,
+    GroupContract,
+    PopContract,
+    ReceiveContract,
+    RetryContract,
+)
+from tests.brokers.remote.clients import server
 
 SMALL = EmbeddedSettings(
     mapped_file_size_commit_log=8 * 1024 * 1024,
@@ -73,3 +81,18 @@ class TestPopOnRealTime(_OnRealTime, PopContract): ...
 
 
 class TestReceivingOnRealTime(_OnRealTime, ReceiveContract): ...
+
+
+@pytest.mark.slow
+class TestOverServers(GroupContract, PopContract, RetryContract, ReceiveContract):
+    """Two servers and their clients, over real sockets. A mover looks for pending messages meanwhile."""
+
+    @pytest.fixture
+    def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
+        with server() as old, server() as new:
+            clients = [
+                RemoteBroker(RemoteSettings(name_servers=(str(each.address),), offset_path=tmp_path / name))
+                for name, each in (("old", old), ("new", new))
+            ]
+            with HandOverBroker(*clients, HandOverOptions(mover=MoverSettings())) as broker:
+                yield BrokerUnderTest.on_real_clock(broker)

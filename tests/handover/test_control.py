@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase
-from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import BrokerError, SendError
 from mqtemplate.handover.control import HandOverAction, HandOverChanged, HandOverStarted, read_status, status_lines
@@ -124,6 +124,32 @@ def test_what_is_left_is_counted_by_day(old: EmbeddedBroker, new: EmbeddedBroker
     assert "left by day: 2025-12-01 2, 2025-12-02 1" in text
 
 
+def test_what_the_new_broker_cannot_hold_yet_is_not_estimated(
+    old: EmbeddedBroker, audit: AuditLog, clock: VirtualClock
+) -> None:
+    """Of three messages two are in its range: the third one moves in a month, whatever the rate."""
+    old.sends.send(Message("reminders", b"x", {Property.TIMER_DELAY_MS: str(30 * 24 * HOUR_MS)}))
+    with EmbeddedBroker(settings=EmbeddedSettings(timer_max_delay_sec=3 * 86_400), clock=clock) as new:
+        start(old, new, audit)
+        status = read_status(old, new)
+
+    assert status is not None
+    assert (status.stays, status.left_at(2.0)) == (1, 1_500)
+    assert "1 of them stay until they come into the range" in "\n".join(status_lines(status.document()))
+
+
+def test_an_aborted_hand_over_is_started_again(old: EmbeddedBroker, new: EmbeddedBroker, audit: AuditLog) -> None:
+    start(old, new, audit)
+    old.hand_over.change(HandOverPhase.ABORTING)
+    old.hand_over.change(HandOverPhase.ABORTED)
+
+    start(old, new, audit)
+
+    state = old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.RUNNING
+
+
 def test_a_new_broker_that_is_down_hides_no_status(
     old: EmbeddedBroker, new: EmbeddedBroker, audit: AuditLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +207,16 @@ def test_a_confirmation_seals_an_empty_broker(old: EmbeddedBroker, new: Embedded
     assert state.phase is HandOverPhase.CONFIRMED
     with pytest.raises(SendError, match=r"has moved to mq1:9876.*remove mqtemplate.hand-over"):
         old.sends.send(Message("orders", b"x"))
+
+
+def test_the_group_of_the_mover_is_no_group_of_the_application(
+    old: EmbeddedBroker, new: EmbeddedBroker, audit: AuditLog
+) -> None:
+    """The metrics read the queues of all groups, and those of the transit topic belong to the broker."""
+    start(old, new, audit)
+    Mover(old, new).step()
+
+    assert set(old.groups.consumed_topics() or ()) == {"billing"}
 
 
 def test_a_change_needs_a_hand_over(old: EmbeddedBroker) -> None:

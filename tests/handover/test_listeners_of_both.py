@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mqtemplate import ConsumeMode, MessageModel, MessageRequestMode, message_listener
-from mqtemplate.errors import ListenerError
+from mqtemplate.errors import ListenerError, RemoteConnectError
 from mqtemplate.message import MessageExt
 from mqtemplate.pending import PendingQuery
 from mqtemplate.testing import Harness
@@ -388,3 +388,59 @@ def test_a_listener_by_pop_receives_from_both_brokers(brokers: TwoBrokers, mode:
         assert seen[-1] == "new 1"
     [span] = brokers.both.admin().queue_spans("%DLQ%billing")
     assert span.queue.broker_name == "old:broker-a"
+
+
+# --- one of them is away ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("away", ["old", "new"])
+def test_a_listener_by_pop_goes_on_with_the_broker_that_is_there(
+    brokers: TwoBrokers, away: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Seen = []
+    brokers.send_old("orders", "old 1")
+    pops = {"old": brokers.old.pop, "new": brokers.new.pop}
+    first = "CONSUME_FROM_FIRST_OFFSET"
+    harness = keep_open(brokers, listener(seen, request_mode=MessageRequestMode.POP, consume_from_where=first))
+    brokers.send_new("orders", "new 1")
+
+    def refuse(*_: object, **__: object) -> list[object]:
+        raise RemoteConnectError("the server does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pops[away], "receive", refuse)
+        harness.run_until_idle()
+    there = "old 1" if away == "new" else "new 1"
+    assert seen == [there]
+
+    harness.advance("6s")
+    brokers.send_new("orders", "new 2")  # wakes the listener
+    harness.run_until_idle()
+
+    assert sorted(seen) == ["new 1", "new 2", "old 1"]
+
+
+def test_an_ordered_listener_waits_for_an_old_broker_that_is_away(
+    brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has left there is unknown. A topic that was drained before goes on."""
+    seen: Seen = []
+    brokers.send_old("orders", "old 1")
+    harness = keep_open(brokers, orderly(seen))
+
+    def refuse(*_: object) -> int:
+        raise RemoteConnectError("the server does not answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(brokers.old.reader, "max_offset", refuse)
+        brokers.send_new("orders", "new 1")
+        harness.advance("1m")
+        assert seen == ["old 1"]
+    harness.advance("20s")
+    assert seen == ["old 1", "new 1"]
+    with monkeypatch.context() as patched:
+        patched.setattr(brokers.old.reader, "max_offset", refuse)
+        brokers.send_new("orders", "new 2")
+        harness.advance("1m")
+
+    assert seen == ["old 1", "new 1", "new 2"]

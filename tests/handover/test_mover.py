@@ -9,9 +9,12 @@ import pytest
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
 from mqtemplate.errors import SendError
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.mover import MoverSettings
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
+from mqtemplate.results import SendResult
+from mqtemplate.topics import HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, HAND_OVER_TOPIC
 from tests.handover.two_brokers import TOPIC, TwoBrokers
 
 ALL = PendingQuery()
@@ -93,7 +96,7 @@ def test_a_reserved_message_is_neither_cancelled_nor_released_in_the_old_broker(
 
     assert brokers.old.delayed.cancel(handle).status is ScheduleChangeStatus.MOVED
     assert brokers.old.delayed.reschedule(handle, now_ms).status is ScheduleChangeStatus.MOVED
-    brokers.clock.sleep(100)
+    brokers.clock.move_ms(100_000)
     brokers._step_all(brokers.old)
     assert brokers.arrived() == []
     assert [each.deliver_ms for each in source.transit()] == [now_ms + 60_000]
@@ -167,6 +170,28 @@ def test_the_first_ones_due_move_first(brokers: TwoBrokers) -> None:
     assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == ["M1", "M2"]
 
 
+def test_a_target_that_is_down_delays_only_what_may_have_been_sent(brokers: TwoBrokers) -> None:
+    """The others are pending in the old broker again, which releases them on time."""
+    for number in range(150):
+        brokers.send(number, TIMER_DELAY_MS=20_000)
+    due_ms = brokers.clock.now_ms() + 20_000
+
+    def refuse(*_: object) -> AwaitableFuture[SendResult]:
+        future: AwaitableFuture[SendResult] = AwaitableFuture()
+        future.set_exception(SendError("connection refused"))
+        return future
+
+    brokers.mover._new.sends.send_async = refuse  # type: ignore[method-assign,assignment]
+    brokers.advance(20_100)
+
+    on_time = [each for each in brokers.arrived() if each.store_timestamp == due_ms]
+    assert len(on_time) == 150 - 64
+    assert brokers.mover.progress().error == "connection refused"
+    del brokers.mover._new.sends.send_async
+    brokers.advance(20_000)
+    brokers.check()
+
+
 # --- kills --------------------------------------------------------------------------------------
 
 
@@ -238,7 +263,7 @@ def test_one_mover_works_at_a_time(brokers: TwoBrokers) -> None:
 
     with pytest.raises(HandOverError, match=r"second does not have the lock .*its last owner: first"):
         source.reserve("second", 1, ReserveFilter(after_ms=0, before_ms=1))
-    brokers.clock.sleep(15)
+    brokers.clock.move_ms(15_000)
     with pytest.raises(HandOverError, match="first does not have the lock"):
         source.settle("first", [])
     assert source.lock("second", 15_000)
@@ -309,3 +334,109 @@ def test_a_broker_without_a_hand_over_says_how_to_start_one() -> None:
     with pytest.raises(HandOverError, match=r"mqtemplate\.hand-over\.from .* or with: mqtemplate hand-over start"):
         brokers.new.hand_over.change(HandOverPhase.PAUSED)
     brokers.close()
+
+
+# --- abort --------------------------------------------------------------------------------------
+
+
+def test_an_abort_moves_back_what_was_moved_and_what_was_sent_since(brokers: TwoBrokers) -> None:
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=60_000 + number)
+    brokers.advance(2_000)
+    sent = brokers.new.sends.send(Message(TOPIC, b"later", {"TIMER_DELAY_MS": "90000", "UNIQ_KEY": "later"}))
+    brokers.due["later"] = brokers.clock.now_ms() + 90_000
+    other = brokers.new.sends.send(Message("of_others", b"", {"TIMER_DELAY_MS": "90000"}))
+    before = brokers.due.copy()
+
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(10_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == before
+    assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == [other.msg_id]
+    assert brokers.new.delayed.cancel(sent.handle).status is ScheduleChangeStatus.MOVED
+    brokers.advance(100_000)
+    brokers.check()
+
+
+@pytest.mark.parametrize("at", range(0, 12, 2))
+@pytest.mark.parametrize("is_after", [False, True])
+def test_a_kill_during_an_abort_loses_and_repeats_nothing(brokers: TwoBrokers, at: int, is_after: bool) -> None:
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=40_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + at, is_after
+
+    brokers.advance(30_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    brokers.advance(20_000)
+    brokers.check()
+
+
+@pytest.mark.parametrize("at", [None, *range(0, 12, 2)])
+@pytest.mark.parametrize("is_after", [False, True])
+def test_an_abort_recalls_messages_from_a_broker_that_cannot_reserve_them(at: int | None, is_after: bool) -> None:
+    """As from RocketMQ, with a kill at any call. A message that is cancelled meanwhile does not come back."""
+    brokers = TwoBrokers()
+    brokers.new_can_reserve = False
+    brokers.mover = brokers._mover()
+    for number in range(4):
+        brokers.send(number, TIMER_DELAY_MS=90_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(2_000)
+    assert brokers.old.hand_over.counts().in_transit == 4
+    brokers.cancel_in_new("M0")
+    brokers.faults.at, brokers.faults.is_after = None if at is None else len(brokers.faults.calls) + at, is_after
+
+    brokers.advance(60_000)
+
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == brokers.due
+    assert brokers.new.delayed.count_pending(ALL).total == 0
+    brokers.advance(40_000)
+    brokers.check()
+    brokers.close()
+
+
+def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_once_more(brokers: TwoBrokers) -> None:
+    """The records of the first move have the same ids, but name another transit."""
+    brokers.send(1, TIMER_DELAY_MS=90_000)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(10_000)
+
+    brokers.old.hand_over.begin("new:9876")
+    brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + 1, True  # reserved, not sent
+    brokers.advance(20_000)
+
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+    brokers.advance(90_000)
+    brokers.check()
+
+
+# --- retention ----------------------------------------------------------------------------------
+
+
+def test_retention_keeps_what_is_in_transit_and_the_ends_that_old_ids_are_looked_up_in(brokers: TwoBrokers) -> None:
+    brokers.send(1, TIMER_DELAY_MS=90_000)
+    brokers.advance(2_000)
+    brokers.send(2, TIMER_DELAY_MS=90_000)
+    source = brokers.old.hand_over
+    source.reserve("embedded", 1, ReserveFilter(after_ms=0, before_ms=1 << 60))
+
+    def kept() -> dict[str, int]:
+        spans = brokers.old.engine.retention._protected.before(brokers.old.store.end_offset)
+        return {span.topic: span.message_count for span in spans if span.group == HAND_OVER_GROUP}
+
+    assert kept() == {HAND_OVER_TOPIC: 1, HAND_OVER_MOVED_TOPIC: 1}
+    source.change(HandOverPhase.ABORTED)
+    assert kept() == {HAND_OVER_TOPIC: 1}

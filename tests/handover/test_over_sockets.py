@@ -63,6 +63,7 @@ def test_pending_messages_move_to_a_server_with_ids_and_due_times(old: Broker, n
 
     assert due_times(old) == {}
     for msg_id in due:
+        assert old.delayed.cancel(key=msg_id, topic="orders").status is ScheduleChangeStatus.MOVED
         ended = old.hand_over.moved(msg_id, "orders")
         assert ended is not None
         assert new.delayed.cancel(ended.handle).status is ScheduleChangeStatus.CANCELLED
@@ -111,9 +112,9 @@ def test_state_phases_and_errors_pass_through_a_server(tmp_path: Path) -> None:
         with pytest.raises(HandOverError, match="PAUSED; only one that is RUNNING"):
             source.reserve("me", 1, all_from_now())
         source.note_error("me", "no route")
-        state = source.state()
-        assert state is not None
-        assert state.last_error == "no route"
+        stored = source.state()
+        assert stored is not None
+        assert stored.last_error == "no route"
         source.unlock("me")
         assert source.lock("other", 1_000)
         assert source.remaining() == []

@@ -12,7 +12,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import DelayLimits
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.handover import plan as module
 from mqtemplate.handover.plan import HandOverPlan, create_plan
 from mqtemplate.message import Message, Property
@@ -143,6 +143,15 @@ def test_what_is_impossible_is_said(old: Broker, new: Broker, monkeypatch: pytes
     assert "raise maxMessageSize there" in found.impossible[0]
     assert "2 transactions have not ended at the old broker" in found.impossible[1]
     assert "mqtemplate.hand-over.from" in found.impossible[1]
+
+
+def test_a_cluster_without_brokers_is_an_error(old: Broker, new: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server answers before the first broker has registered."""
+    monkeypatch.setattr(new, "is_embedded", False)
+    monkeypatch.setattr(type(new.admin()), "topic_settings", lambda _: {})
+
+    with pytest.raises(BrokerError, match=r"no broker of the new cluster is registered.*start it, wait"):
+        plan(old, new)
 
 
 def test_the_plan_is_a_document_and_a_text(old: Broker, new: Broker) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqtemplate.broker.hand_over import HandOverError, ReserveFilter
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitMessage
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
@@ -111,6 +111,25 @@ def test_a_message_in_transit_is_listed_and_counted(moving: TwoBrokers) -> None:
     assert len(listed) == 3
     assert pages[1].cursor is None
     assert moving.both.delayed.count_pending(PendingQuery(key="o-1")).total == 1
+
+
+def test_a_message_that_moves_while_it_is_listed_is_listed_once(moving: TwoBrokers) -> None:
+    """The mover works after the old broker has been asked, and before the new one is."""
+    moving.delay_old("orders", "moves", 2 * HOUR, key="o-1")
+    moving.both.start()
+    harness, list_transit = moving.harness(), moving.old.hand_over.transit
+    calls: list[int] = []
+
+    def transit(max_count: int = 1_000) -> list[TransitMessage]:
+        calls.append(max_count)
+        if len(calls) == 1:
+            harness.advance("10s")
+        return list_transit(max_count)
+
+    moving.old.hand_over.transit = transit  # type: ignore[method-assign]
+    page = moving.both.delayed.pending(ALL)
+
+    assert [(message.keys, message.broker) for message in page.messages] == [("o-1", "broker-a")]
 
 
 def test_the_error_of_a_cursor_says_which_one_to_pass(brokers: TwoBrokers) -> None:
@@ -235,4 +254,40 @@ def test_a_change_of_a_message_that_does_not_arrive_fails_with_the_reason(moving
         moving.both.delayed.cancel(handle)
 
     assert "is on its way from broker 'broker-a' to 'broker-a', and has not arrived within 30 s" in str(refused.value)
-    assert "Nothing is lost: try again when the new broker answers (mqtemplate hand-over status" in str(refused.value)
+    assert "Nothing is lost: try again when that broker answers (mqtemplate hand-over status" in str(refused.value)
+
+
+@pytest.mark.parametrize("by", ["handle", "key"])
+def test_a_message_that_came_back_is_changed_at_the_old_broker(moving: TwoBrokers, by: str) -> None:
+    """The hand-over is aborted: the mover moves the pending messages back."""
+    handle = moving.delay_old("orders", "there and back", 2 * HOUR, key="o-1")
+    moving.both.start()
+    harness = moving.harness()
+    harness.advance("10s")
+    moving.old.hand_over.change(HandOverPhase.ABORTING)
+    harness.advance("1m")
+
+    delayed = moving.both.delayed
+    [listed] = delayed.pending(ALL).messages
+    change = delayed.cancel(handle) if by == "handle" else delayed.cancel(key="o-1")
+
+    assert listed.broker == "old:broker-a"
+    assert (change.status, change.count, change.broker) == (ScheduleChangeStatus.CANCELLED, 1, "old:broker-a")
+    assert delayed.count_pending(ALL).total == 0
+
+
+def test_an_aborted_hand_over_does_not_start_again_by_itself(moving: TwoBrokers) -> None:
+    """The setting may still be there when the application starts again."""
+    part = moving.old.hand_over
+    part.begin(moving.options.target)
+    part.change(HandOverPhase.ABORTING)
+    part.change(HandOverPhase.ABORTED)
+    moving.delay_old("orders", "stays", 2 * HOUR)
+
+    moving.both.start()
+    moving.harness().advance("10s")
+
+    state = part.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+    assert moving.old.delayed.count_pending(ALL).total == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import SendTimeoutError
+from mqtemplate.errors import SendTimeoutError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.mover import Mover, MoverSettings
 from mqtemplate.message import Message, MessageExt, MessageQueue
@@ -69,20 +70,29 @@ class Interrupted:
         found = getattr(self._part, name)
         if name not in self._names:
             return found
-        return lambda *arguments: self._faults.call(name, found, *arguments)
+        return lambda *arguments, **named: self._faults.call(name, partial(found, **named), *arguments)
 
 
 class InterruptedBroker:
     """A broker for a mover whose calls can be interrupted."""
 
-    def __init__(self, broker: EmbeddedBroker, faults: Faults) -> None:
+    def __init__(self, broker: EmbeddedBroker, faults: Faults, *, can_reserve: bool = True) -> None:
         self._broker = broker
+        self._can_reserve = can_reserve
         self.sends = Interrupted(broker.sends, faults, ["send_async"])
         self.faults = faults
 
     @property
     def hand_over(self) -> Any:
-        return Interrupted(self._broker.hand_over, self.faults, ["lock", "reserve", "settle", "note_brokers"])
+        if not self._can_reserve:
+            raise UnsupportedError("a broker of RocketMQ cannot reserve messages")
+        return Interrupted(
+            self._broker.hand_over, self.faults, ["lock", "reserve", "settle", "note_brokers", "take_back"]
+        )
+
+    @property
+    def delayed(self) -> Any:
+        return Interrupted(self._broker.delayed, self.faults, ["cancel"])
 
     def find_records(self, topics: Sequence[str], msg_id: str) -> Any:
         return self.faults.call("find_records", self._broker.find_records, topics, msg_id)
@@ -109,6 +119,7 @@ class TwoBrokers:
     def __init__(self, settings: MoverSettings | None = None) -> None:
         self.clock = VirtualClock()
         self.faults = Faults([])
+        self.new_can_reserve = True
         self.settings = settings or MoverSettings()
         self._folder = TemporaryDirectory(prefix="mqtemplate-hand-over-")
         self.old, self.new = self._open("old"), self._open("new")
@@ -123,7 +134,8 @@ class TwoBrokers:
         return broker
 
     def _mover(self) -> Mover:
-        old, new = InterruptedBroker(self.old, self.faults), InterruptedBroker(self.new, self.faults)
+        old = InterruptedBroker(self.old, self.faults)
+        new = InterruptedBroker(self.new, self.faults, can_reserve=self.new_can_reserve)
         return Mover(old, new, self.settings)  # type: ignore[arg-type]
 
     def close(self) -> None:
@@ -171,6 +183,12 @@ class TwoBrokers:
             self.cancelled.add(msg_id)
         return status
 
+    def cancel_in_new(self, msg_id: str) -> None:
+        """Cancel a message in the new broker."""
+        assert self.new.delayed.cancel(key=msg_id, topic=TOPIC).status is ScheduleChangeStatus.CANCELLED
+        del self.due[msg_id]
+        self.cancelled.add(msg_id)
+
     def reschedule(self, msg_id: str, deliver_ms: int) -> ScheduleChangeStatus:
         """Change the due time of a message in the broker that has it."""
         status = self.old.delayed.reschedule(None, deliver_ms, key=msg_id, topic=TOPIC).status
@@ -207,7 +225,7 @@ class TwoBrokers:
             if self.clock.now_ms() >= end_ms:
                 return
             next_ms = max(min(due_ms, self.mover._next_ms), self.clock.now_ms() + 1)
-            self.clock.sleep((min(next_ms, end_ms) - self.clock.now_ms()) / 1_000)
+            self.clock.set_ms(min(next_ms, end_ms))
 
     def _step_all(self, broker: EmbeddedBroker) -> int | None:
         times = [service.step() for service in broker.engine.delayed.services()]

@@ -37,7 +37,7 @@ from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs
 from mqtemplate.errors import BrokerError, UnsupportedError
-from mqtemplate.message import MessageQueue
+from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.remoting.protocol.bodies import group as bodies
 from mqtemplate.remoting.protocol.bodies import own_requests as own
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
@@ -424,6 +424,17 @@ class RemoteHandOver(OldBroker):
     def settle(self, owner: str, ended: Sequence[MovedMessage]) -> None:
         texts = [replace(each, topic=self._namespace.wrap(each.topic)).to_json() for each in ended]
         self._change("settle", texts, owner)
+
+    def take_back(self, owner: str, messages: Sequence[Message]) -> None:
+        texts = []
+        for each in messages:
+            wrapped = Message(self._namespace.wrap(each.topic), each.body, each.properties, each.flag)
+            msg_id = each.properties[Property.UNIQ_KEY]
+            back = TransitMessage(
+                offset=0, msg_id=msg_id, deliver_ms=0, queue_id=0, delay_level=0, move_id="", message=wrapped
+            )
+            texts.append(back.to_json())
+        self._change("take_back", texts, owner)
 
     def moved(self, msg_id: str, topic: str | None = None) -> MovedMessage | None:
         value = self._get("moved", msg_id=msg_id, topic=None if topic is None else self._namespace.wrap(topic))

@@ -113,7 +113,8 @@ class RemoteBroker(ClientBroker[ClusterClient]):
         )
 
     def find_records(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
-        return self._client.queries.records_of(topics, msg_id)
+        names, messages = self._client.queries.records_of(topics, msg_id)
+        return FoundRecords(frozenset(names), messages)
 
     # --- parts ---------------------------------------------------------------------------------
 

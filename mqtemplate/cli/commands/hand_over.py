@@ -343,8 +343,8 @@ def run(call: CommandCall, sides: Sides = Sides(), rate: Rate = None, *, confirm
         owner = old.open_for_changes()
         if not isinstance(owner, EmbeddedBroker):
             raise UnsupportedError(
-                f"{settings.mqtemplate.hand_over.from_} is a server, and a run moves a store directory: stop the server "
-                "and name its directory, or let its applications move while they run: mqtemplate hand-over start"
+                f"{settings.mqtemplate.hand_over.from_} is a server, and a run moves a store directory: stop the "
+                "server and name its directory, or let its applications move while they run: mqtemplate hand-over start"
             )
         found = _plan(call, owner, new.open_for_changes(), settings, rate or DEFAULT_RATE)
         if not call.as_json:

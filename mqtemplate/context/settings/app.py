@@ -185,7 +185,7 @@ class AppSettings(BaseSettings):
             )
         if isinstance(old, EmbeddedStore) and old.in_memory:
             raise ContradictionError(
-                f"is {text!r}, a store that ends with its process, so there is nothing to hand over; {allowed}", _FROM
+                f"is {text!r}, a store that ends with its process, so nothing can be left there; {allowed}", _FROM
             )
         return old
 

@@ -1,5 +1,6 @@
 """Requests of ``mqadmin`` about what this server has in another form or not at all: accounts, replicas, maintenance.
 The mode in which a group gets messages (``mqadmin setConsumeMode``), and the assignments of queues that follow from it.
+And the requests of a hand-over, which only clients of this library send.
 
 Source: RocketMQ ``broker: AdminBrokerProcessor``, ``UserConverter``, ``AclConverter``, ``QueryAssignmentProcessor``,
 ``MessageRequestModeManager``.
@@ -9,9 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, MovedMessage, ReserveFilter, TransitMessage
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.group_rules import allocate_averagely, sort_client_ids
@@ -19,6 +23,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageQueue
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies import group as bodies
+from mqtemplate.remoting.protocol.bodies.own_requests import HandOverRequestHeader
 from mqtemplate.remoting.protocol.bodies.route import TopicRouteData
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -336,3 +341,88 @@ def _pop_shares(
         return [queues[index % len(queues)]]
     sharing = [members[(index + step) % len(members)] for step in range(share_count + 1)]
     return [queue for each in sharing for queue in allocate(each, members, queues)]
+
+
+# --- hand-over -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverProcessor:
+    """The part of this broker in a hand-over, for other processes."""
+
+    engine: Engine
+
+    @answers(RequestCode.GET_HAND_OVER, slow=True)
+    def _get(self, header: HandOverRequestHeader) -> bytes:
+        part, msg_id, topic = self.engine.hand_over, header.msg_id or "", header.topic or None
+        with _refusing():
+            match header.action:
+                case "state":
+                    state = part.state()
+                    return _json(None if state is None else json.loads(state.to_json()))
+                case "counts":
+                    return _json(asdict(part.counts()))
+                case "remaining":
+                    return _json(part.remaining())
+                case "moved":
+                    ended = part.moved(msg_id, topic)
+                    return _json(None if ended is None else json.loads(ended.to_json()))
+                case "is_reserved":
+                    return _json(part.is_reserved(msg_id, topic))
+        raise _unknown(header)
+
+    @answers(RequestCode.CHANGE_HAND_OVER, slow=True)
+    def _change(self, header: HandOverRequestHeader, request: RemotingCommand) -> bytes:
+        part, owner = self.engine.hand_over, header.owner or ""
+        with _refusing():
+            values: Any = json.loads(request.body or b"null")
+            match header.action:
+                case "begin":
+                    state = part.begin(str(values["target"]), _texts(values["topics"]), _texts(values["groups"]))
+                    return state.to_json().encode()
+                case "change":
+                    return part.change(HandOverPhase(values)).to_json().encode()
+                case "note_error":
+                    part.note_error(owner, None if values is None else str(values))
+                case "note_brokers":
+                    part.note_brokers(owner, _texts(values))
+                case "lock":
+                    return _json(part.lock(owner, int(values)))
+                case "unlock":
+                    part.unlock(owner)
+                case "reserve":
+                    return _json(part.reserve(owner, int(values["count"]), ReserveFilter.from_json(values["filter"])))
+                case "transit":
+                    return _json([json.loads(each.to_json()) for each in part.transit(int(values))])
+                case "take_back":
+                    messages = [TransitMessage.from_json(each).message for each in _texts(values)]
+                    part.take_back(owner, messages)
+                case "settle":
+                    part.settle(owner, [MovedMessage.from_json(each) for each in _texts(values)])
+                case _:
+                    raise _unknown(header)
+        return _json(None)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _texts(values: Any) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
+        raise ValueError("a list of texts is expected")
+    return values
+
+
+def _unknown(header: HandOverRequestHeader) -> RefusedError:
+    return RefusedError(ResponseCode.INVALID_PARAMETER, f"{header.action!r:.40} is no action of a hand-over")
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except HandOverError as exc:
+        raise RefusedError(ResponseCode.ILLEGAL_OPERATION, str(exc)) from exc
+    except (ValueError, KeyError, TypeError, OverflowError) as exc:
+        raise RefusedError(ResponseCode.INVALID_PARAMETER, f"the request is not valid: {exc!r:.200}") from exc

@@ -42,7 +42,8 @@ def cancel_pending(
         client_file: File with access key and TLS settings for the cluster; None for the environment.
 
     Returns:
-        ``handle``, ``status`` (``CANCELLED``, ``ALREADY_DELIVERED``, ``UNKNOWN`` or ``ERROR``) and ``reason``.
+        ``handle``, ``status`` (``CANCELLED``, ``ALREADY_DELIVERED``, ``MOVED``, ``UNKNOWN`` or ``ERROR``) and
+        ``reason``.
 
     Raises:
         ConfigurationError: A column or the broker is missing.

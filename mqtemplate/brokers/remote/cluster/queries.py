@@ -14,7 +14,6 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache
 from typing import NamedTuple
 
-from mqtemplate.broker.hand_over import FoundRecords
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
@@ -313,8 +312,8 @@ class Queries:
             message.topic = self._context.namespace.unwrap(message.topic)
         return query.merge(found)
 
-    def records_of(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
-        """See `Broker.find_records`. The brokers are those that the name servers know now."""
+    def records_of(self, topics: Sequence[str], msg_id: str) -> tuple[set[str], list[MessageExt]]:
+        """Return the brokers that the name servers know now, and their records; see `Broker.find_records`."""
         self._context.routes.load_cluster()
         masters = dict(self._masters())
         found: list[MessageExt] = []
@@ -329,7 +328,7 @@ class Queries:
             )
             for name, address in masters.items():
                 found += [each for each in self._query_index(name, address, header) if each.msg_id == msg_id]
-        return FoundRecords(frozenset(masters), found)
+        return set(masters), found
 
     def _query_index(self, broker_name: str, address: str, header: QueryMessageRequestHeader) -> list[MessageExt]:
         """Return the messages of a broker's index, once it includes the last message this client has seen.

@@ -81,7 +81,7 @@ from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
-_MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _UNKNOWN)
+_MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, ScheduleChangeStatus.MOVED, _DELIVERED, _UNKNOWN)
 """Order of the statuses where nothing was changed: only one of several servers has stored the message."""
 
 
