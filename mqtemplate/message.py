@@ -9,7 +9,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -329,7 +329,7 @@ class PackedBody(bytes):
 class InvisibleTime(Protocol):
     """Time for which other members of a group do not see a message that this one received by POP."""
 
-    def extend(self, duration: str | timedelta | float) -> None:
+    def extend(self, duration: str | timedelta | float) -> Awaitable[None]:
         """Let it end this long from now. See `MessageExt.extend`."""
 
 
@@ -360,14 +360,18 @@ class MessageExt(Message):
     prepared_transaction_offset: int
     invisible_time: InvisibleTime | None = field(default=None, repr=False, compare=False)
 
-    def extend(self, duration: str | timedelta | float) -> None:
+    def extend(self, duration: str | timedelta | float) -> Awaitable[None]:
         """Request more time for this message: no other member gets it before *duration* from now.
 
         For handlers of listeners by POP. It also moves the time from which the handler counts as hanging. It waits for
-        the broker; in an ``async def`` handler call ``await asyncio.to_thread(message.extend, "10m")``.
+        the broker. In an ``async def`` handler it does not, so that the event loop goes on: ``await
+        message.extend("10m")`` waits, and raises what the broker refuses.
 
         Args:
             duration: ``"10m"``, a timedelta, or a number of seconds.
+
+        Returns:
+            What a coroutine can await until the broker has granted the time.
 
         Raises:
             InvalidReceiptHandleError: The message was delivered again, so another member may have it.
@@ -380,7 +384,7 @@ class MessageExt(Message):
                 "the listener request_mode=MessageRequestMode.POP. A listener that pulls can have a longer "
                 "consume_timeout"
             )
-        self.invisible_time.extend(duration)
+        return self.invisible_time.extend(duration)
 
     @property
     def msg_id(self) -> str:

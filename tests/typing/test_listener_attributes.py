@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import TYPE_CHECKING, assert_type
 
@@ -42,7 +43,7 @@ def test_a_type_checker_knows_the_request_modes_and_more_time_for_a_message() ->
 
     @message_listener("orders", "billing", request_mode="POP", invisible_duration=timedelta(minutes=2))
     def slow(message: MessageExt) -> None:
-        assert_type(message.extend("10m"), None)
+        assert_type(message.extend("10m"), Awaitable[None])
         message.extend([10])  # type: ignore[arg-type]
 
     message_listener("orders", "billing", request_mode=True)  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.durations import option_ms
 from mqtemplate.errors import BrokerClosedError, ForkedError, InvalidReceiptHandleError
 from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.futures import AwaitableFuture, running_loop
 from mqtemplate.listener.declaration.settings import ListenerSettings
 from mqtemplate.listener.failures.failure import is_kind
 from mqtemplate.message import MessageExt, Property
@@ -99,9 +100,9 @@ class PopDelivery:
         """Acknowledge the message soon."""
         self.table.acknowledge(self)
 
-    def extend(self, duration: str | timedelta | float) -> None:
+    def extend(self, duration: str | timedelta | float) -> AwaitableFuture[None]:
         """See `MessageExt.extend`."""
-        self.table.extend(self, option_ms("duration", duration, ValueError))
+        return self.table.extend(self, option_ms("duration", duration, ValueError))
 
 
 class PopDeliveries:
@@ -147,6 +148,7 @@ class PopDeliveries:
         self._held: dict[PopDelivery, None] = {}
         self._unsettled: dict[PopDelivery, None] = {}  # those of _held that have ended
         self._ended: deque[PopDelivery] = deque()  # to be reported with the next step
+        self._extensions: deque[tuple[PopDelivery, int, AwaitableFuture[None]]] = deque()  # for the next step
         self._settled = threading.Condition()
         self._wake: Callable[[], None] = lambda: None
         self._due_lock = threading.Lock()
@@ -377,8 +379,35 @@ class PopDeliveries:
 
     # --- more time ---------------------------------------------------------------------------------
 
-    def extend(self, delivery: PopDelivery, duration_ms: int) -> None:
-        """See `MessageExt.extend`."""
+    def extend(self, delivery: PopDelivery, duration_ms: int) -> AwaitableFuture[None]:
+        """See `MessageExt.extend`. From an event loop the request is sent by the next step."""
+        extension: AwaitableFuture[None] = AwaitableFuture()
+        if self._is_virtual or running_loop() is None:
+            self._extend(delivery, duration_ms)
+            extension.set_result(None)
+        else:
+            delivery.extended_ms = self._clock.steady_ms() + duration_ms
+            self._extensions.append((delivery, duration_ms, extension))
+            self._wake()
+        return extension
+
+    def _request_extensions(self) -> None:
+        """Request more time for the messages of handlers on an event loop."""
+        for _ in range(len(self._extensions)):
+            delivery, duration_ms, extension = self._extensions.popleft()
+            if not extension.set_running_or_notify_cancel():
+                continue
+            try:
+                self._extend(delivery, duration_ms)
+            except Exception as error:
+                extension.set_exception(error)
+                if not is_kind(error, InvalidReceiptHandleError):  # the handler need not await it
+                    msg_id = delivery.message.msg_id
+                    self._log.log(WARNING, "listener.extension_failed", reason=safe_text(error), msg_id=msg_id)
+            else:
+                extension.set_result(None)
+
+    def _extend(self, delivery: PopDelivery, duration_ms: int) -> None:
         with delivery.lock:
             if delivery.has_ended or delivery not in self._held:
                 state = "was delivered again" if delivery.dropped else "is settled"
@@ -400,6 +429,7 @@ class PopDeliveries:
 
     def step(self) -> int | None:
         """Report what has ended, and renew the times of which half is left. Return the time of the next renewal."""
+        self._request_extensions()
         self.report()
         now_ms = self._clock.steady_ms()
         if self._due_ms <= now_ms:

@@ -133,6 +133,38 @@ def test_a_hanging_handler_loses_its_message_unless_it_asked_for_more_time(threa
     assert attempts.empty()
 
 
+def test_more_time_for_a_message_does_not_hold_the_event_loop(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker answers only after the handler has gone on; and it refuses the second request."""
+    answer, found, pop = Event(), SimpleQueue[str](), threaded_app.broker.pop
+    change = pop.change_invisible
+
+    def changes(group: str, topic: str, receipt: str, invisible_ms: int) -> str:
+        if invisible_ms > 3_600_000:
+            raise BrokerError("the disk is full")
+        assert answer.wait(PATIENCE_S)
+        return change(group, topic, receipt, invisible_ms)
+
+    @message_listener("orders", "billing", request_mode=POP)
+    async def handle(message: MessageExt) -> None:
+        extension = message.extend("1h")
+        answer.set()
+        await extension
+        with pytest.raises(BrokerError, match="the disk is full"):
+            await message.extend("2h")
+        found.put("handled")
+
+    monkeypatch.setattr(pop, "change_invisible", changes)
+    with capture_logs() as logs:
+        container = threaded_app.listen(handle)
+        threaded_app.send("orders", "a")
+        assert found.get(timeout=PATIENCE_S) == "handled"
+        eventually(lambda: container.in_flight == 0, "it is acknowledged")
+
+    assert [log["reason"] for log in logs if log["event"] == "listener.extension_failed"] == ["the disk is full"]
+
+
 def test_an_acknowledgement_that_fails_is_repeated(threaded_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate().opened()
     pop = threaded_app.broker.pop
