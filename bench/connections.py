@@ -39,7 +39,7 @@ from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType
 from mqtemplate.http2 import frames
 from mqtemplate.http2.frames import frame, window_update_frame
-from mqtemplate.http2.grpc_call import framed
+from mqtemplate.http2.grpc_wire import framed
 from mqtemplate.message import HostAddress
 from mqtemplate.processes import raise_descriptor_limit
 from mqtemplate.remoting import (

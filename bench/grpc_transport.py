@@ -27,7 +27,7 @@ from bench.measure import BODY, processor_s, report, run
 from mqtemplate.clock import SystemClock
 from mqtemplate.http2 import GrpcLimits, GrpcServer, frames
 from mqtemplate.http2.frames import HEAD, HEAD_BYTES, PREFACE, frame, settings_frame, window_update_frame
-from mqtemplate.http2.grpc_call import framed
+from mqtemplate.http2.grpc_wire import framed
 from mqtemplate.http2.hpack import HpackEncoder
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Metrics

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.http2.grpc_call import GrpcCall, GrpcConnection, GrpcStatus, GrpcStreamHandler
+    from mqtemplate.http2.grpc_call import GrpcCall, GrpcConnection, GrpcStreamHandler
     from mqtemplate.http2.grpc_server import GrpcServer
+    from mqtemplate.http2.grpc_wire import GrpcStatus
     from mqtemplate.http2.limits import GrpcLimits, Http2Limits
 
 __all__ = [
@@ -24,7 +25,7 @@ __getattr__ = late_import(
     {
         "GrpcCall": "mqtemplate.http2.grpc_call",
         "GrpcConnection": "mqtemplate.http2.grpc_call",
-        "GrpcStatus": "mqtemplate.http2.grpc_call",
+        "GrpcStatus": "mqtemplate.http2.grpc_wire",
         "GrpcStreamHandler": "mqtemplate.http2.grpc_call",
         "GrpcServer": "mqtemplate.http2.grpc_server",
         "GrpcLimits": "mqtemplate.http2.limits",

@@ -5,20 +5,26 @@ Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 
 from __future__ import annotations
 
-import re
 import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import IntEnum
 from functools import partial
 from logging import ERROR
 from typing import Protocol
-from urllib.parse import quote
 
 from mqtemplate.durations import format_ms
 from mqtemplate.http2.connection import Http2Connection
 from mqtemplate.http2.frames import ErrorCode, Http2Error
+from mqtemplate.http2.grpc_wire import (
+    HEAD_FIELDS,
+    OK_FIELDS,
+    PREFIX_BYTES,
+    GrpcStatus,
+    framed,
+    parse_timeout,
+    status_fields,
+)
 from mqtemplate.http2.limits import GrpcLimits
 from mqtemplate.http2.streams import Fields, Http2Stream
 from mqtemplate.message import HostAddress
@@ -26,28 +32,6 @@ from mqtemplate.remoting.io_loop import TURN_S, Timer
 from mqtemplate.remoting.sockets import Stream
 from mqtemplate.remoting.transport import SocketConnection, SocketOwner
 from mqtemplate.user_code import error_text
-
-
-class GrpcStatus(IntEnum):
-    """Status of a call. Source: grpc/grpc, doc/statuscodes.md."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
 
 
 class GrpcStreamHandler(Protocol):
@@ -66,45 +50,12 @@ class GrpcStreamHandler(Protocol):
 UnaryHandler = Callable[["GrpcCall", bytes], None]
 StreamOpener = Callable[["GrpcCall"], GrpcStreamHandler]
 
-# --- fields and messages on the wire --------------------------------------------------------------
-
-
-PREFIX_BYTES = 5
-"""A message starts with a flag (1: it is compressed), and its length in four bytes."""
-
-_HEAD: Fields = ((":status", "200"), ("content-type", "application/grpc"))
-_OK: Fields = (("grpc-status", "0"),)
-_MAX_DETAILS_BYTES = 2_000
-"""Each may become three, and clients limit the size of trailers to 8 KiB."""
-_PRINTABLE = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
-
-_TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
-_UNIT_MS = {"H": 3_600_000.0, "M": 60_000.0, "S": 1_000.0, "m": 1.0, "u": 0.001, "n": 0.000_001}
 _LONGEST_TIMER_MS = 3_600_000.0
 """Deadlines may be decades ahead, which no operating system takes as a timeout."""
 
 
-def parse_timeout(text: str) -> float | None:
-    """Return the milliseconds of a ``grpc-timeout``; None if it has another form."""
-    found = _TIMEOUT.fullmatch(text)
-    return None if found is None else int(found[1]) * _UNIT_MS[found[2]]
-
-
-def status_fields(status: GrpcStatus, details: str) -> Fields:
-    """Return the trailers of a status. The details are percent-encoded UTF-8."""
-    if status is GrpcStatus.OK and not details:
-        return _OK
-    fields = ("grpc-status", str(int(status)))
-    if not details:
-        return (fields,)
-    text = details.encode("utf-8", "replace")[:_MAX_DETAILS_BYTES].decode("utf-8", "ignore")
-    return (fields, ("grpc-message", quote(text, safe=_PRINTABLE)))
-
-
-def framed(message: bytes) -> bytes:
-    """Return a message with its prefix."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
-
+_MAX_AT_ONCE = 64
+"""Most messages in one DATA frame, which could have 3,000. They are handled in one turn of the connection."""
 
 # --- call -----------------------------------------------------------------------------------------
 
@@ -201,7 +152,7 @@ class GrpcCall:
             return
         self._is_finished = True
         if self.connection.loop.is_current_thread and not self._stream.has_sent_headers:
-            self._stream.respond(_HEAD, b"\0" + len(message).to_bytes(4, "big") + message, _OK)
+            self._stream.respond(HEAD_FIELDS, b"\0" + len(message).to_bytes(4, "big") + message, OK_FIELDS)
             if self._timer is not None:
                 self._forget()
         else:
@@ -223,7 +174,7 @@ class GrpcCall:
     def _send_message(self, message: bytes) -> None:
         stream = self._stream
         if not stream.has_sent_headers:
-            stream.send_headers(_HEAD, is_frequent=True)
+            stream.send_headers(HEAD_FIELDS, is_frequent=True)
         if self.on_unsent is not None:
             if self._ends is None:
                 self._ends = []
@@ -238,10 +189,10 @@ class GrpcCall:
     def _send_status(self, status: GrpcStatus, details: str) -> None:
         fields = status_fields(status, details)
         if not self._stream.has_sent_headers:
-            fields = (*_HEAD, *fields)
+            fields = (*HEAD_FIELDS, *fields)
         if not self._stream.is_open:  # it ended before this thread had sent all messages
             self.report_unsent()
-        self._stream.send_trailers(fields, is_frequent=fields is _OK)
+        self._stream.send_trailers(fields, is_frequent=fields is OK_FIELDS)
         self._forget()
         self.on_closed = self.on_leaving = None  # they refer to this object
 
@@ -302,6 +253,7 @@ class GrpcCall:
             buffer = self._buffer = bytearray()
         buffer += data
         self.connection.held_messages += len(data)
+        count = 0
         while len(buffer) >= PREFIX_BYTES and not self._is_finished:
             size = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
             if not self._accepts(buffer[0], size) or len(buffer) < PREFIX_BYTES + size:
@@ -309,6 +261,13 @@ class GrpcCall:
             message = bytes(memoryview(buffer)[PREFIX_BYTES : PREFIX_BYTES + size])
             del buffer[: PREFIX_BYTES + size]
             self.connection.held_messages -= PREFIX_BYTES + size
+            count += 1
+            if count > _MAX_AT_ONCE:
+                self._refuse(
+                    GrpcStatus.RESOURCE_EXHAUSTED,
+                    f"a frame has more than {_MAX_AT_ONCE} messages; wait for answers before you send more",
+                )
+                break
             self._on_message(message)
         if not buffer or self._is_finished:
             self._drop_buffer()
@@ -316,12 +275,12 @@ class GrpcCall:
     def _accepts(self, flag: int, size: int) -> bool:
         """Refuse a message by its prefix, or return True."""
         if flag > 1:
-            self.finish(GrpcStatus.INTERNAL, f"the prefix of a message starts with {flag}, allowed are 0 and 1")
+            self._refuse(GrpcStatus.INTERNAL, f"the prefix of a message starts with {flag}, allowed are 0 and 1")
         elif flag:
             encoding = self.metadata.get("grpc-encoding", "identity")
             self._refuse_encoding(encoding)
         elif size > self.connection.max_message_bytes:
-            self.finish(
+            self._refuse(
                 GrpcStatus.RESOURCE_EXHAUSTED,
                 f"a message of {size} bytes, allowed are {self.connection.max_message_bytes}",
             )
@@ -329,15 +288,21 @@ class GrpcCall:
             return True
         return False
 
+    def _refuse(self, status: GrpcStatus, details: str) -> None:
+        """End the call, whose handler does not know why."""
+        self._close()
+        self.finish(status, details)
+
     def _refuse_encoding(self, encoding: str) -> None:
         if encoding == "identity":
-            self.finish(GrpcStatus.INTERNAL, "a message is compressed, but the call has no grpc-encoding")
+            self._refuse(GrpcStatus.INTERNAL, "a message is compressed, but the call has no grpc-encoding")
             return
+        self._close()
         self._is_finished = True
         details = f"messages with the grpc-encoding {encoding:.50} are not supported; send them with identity"
         fields = status_fields(GrpcStatus.UNIMPLEMENTED, details)
         if not self._stream.has_sent_headers:
-            fields = (*_HEAD, ("grpc-accept-encoding", "identity"), *fields)
+            fields = (*HEAD_FIELDS, ("grpc-accept-encoding", "identity"), *fields)
         self._stream.send_trailers(fields)
 
     def _on_message(self, message: bytes) -> None:
@@ -355,8 +320,7 @@ class GrpcCall:
 
     def _end_messages(self) -> None:
         if self._buffer:
-            self._drop_buffer()
-            self.finish(GrpcStatus.INTERNAL, "the request ends inside a message")
+            self._refuse(GrpcStatus.INTERNAL, "the request ends inside a message")
         elif self._handler is not None:
             try:
                 self._handler.on_half_closed()

@@ -9,11 +9,11 @@ from mqtemplate.clock import Clock
 from mqtemplate.http2.grpc_call import (
     GrpcCall,
     GrpcConnection,
-    GrpcStatus,
     GrpcStreamHandler,
     StreamOpener,
     UnaryHandler,
 )
+from mqtemplate.http2.grpc_wire import GrpcStatus
 from mqtemplate.http2.limits import GrpcLimits, Http2Limits
 from mqtemplate.http2.streams import Http2Stream
 from mqtemplate.message import HostAddress

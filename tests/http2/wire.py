@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mqtemplate.http2 import frames
 from mqtemplate.http2.connection import Http2Connection
 from mqtemplate.http2.frames import HEAD, HEAD_BYTES, ErrorCode, Http2Error, frame
-from mqtemplate.http2.grpc_call import framed
+from mqtemplate.http2.grpc_wire import framed
 from mqtemplate.http2.hpack import HeaderField, HpackDecoder, HpackEncoder
 from mqtemplate.http2.limits import Http2Limits
 from mqtemplate.http2.streams import Http2Stream
