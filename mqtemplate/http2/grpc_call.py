@@ -56,6 +56,10 @@ GatheredHandler = Callable[[GatheredCalls], None]
 _LONGEST_TIMER_MS = 3_600_000.0
 """Deadlines may be decades ahead, which no operating system takes as a timeout."""
 
+
+_MAX_AT_ONCE = 64
+"""Most messages in one DATA frame, which could have 3,000. They are handled in one turn of the connection."""
+
 # --- call -----------------------------------------------------------------------------------------
 
 
@@ -286,6 +290,7 @@ class GrpcCall:
             buffer = self._buffer = bytearray()
         buffer += data
         self.connection.held_messages += len(data)
+        count = 0
         while len(buffer) >= PREFIX_BYTES and not self._is_finished:
             size = int.from_bytes(buffer[1:PREFIX_BYTES], "big")
             if not self._accepts(buffer[0], size) or len(buffer) < PREFIX_BYTES + size:
@@ -293,6 +298,13 @@ class GrpcCall:
             message = bytes(memoryview(buffer)[PREFIX_BYTES : PREFIX_BYTES + size])
             del buffer[: PREFIX_BYTES + size]
             self.connection.held_messages -= PREFIX_BYTES + size
+            count += 1
+            if count > _MAX_AT_ONCE:
+                self._refuse(
+                    GrpcStatus.RESOURCE_EXHAUSTED,
+                    f"a frame has more than {_MAX_AT_ONCE} messages; wait for answers before you send more",
+                )
+                break
             self._on_message(message)
         if not buffer or self._is_finished:
             self._drop_buffer()
@@ -300,12 +312,12 @@ class GrpcCall:
     def _accepts(self, flag: int, size: int) -> bool:
         """Refuse a message by its prefix, or return True."""
         if flag > 1:
-            self.finish(GrpcStatus.INTERNAL, f"the prefix of a message starts with {flag}, allowed are 0 and 1")
+            self._refuse(GrpcStatus.INTERNAL, f"the prefix of a message starts with {flag}, allowed are 0 and 1")
         elif flag:
             encoding = self.metadata.get("grpc-encoding", "identity")
             self._refuse_encoding(encoding)
         elif size > self.connection.max_message_bytes:
-            self.finish(
+            self._refuse(
                 GrpcStatus.RESOURCE_EXHAUSTED,
                 f"a message of {size} bytes, allowed are {self.connection.max_message_bytes}",
             )
@@ -313,10 +325,16 @@ class GrpcCall:
             return True
         return False
 
+    def _refuse(self, status: GrpcStatus, details: str) -> None:
+        """End the call, whose handler does not know why."""
+        self._close()
+        self.finish(status, details)
+
     def _refuse_encoding(self, encoding: str) -> None:
         if encoding == "identity":
-            self.finish(GrpcStatus.INTERNAL, "a message is compressed, but the call has no grpc-encoding")
+            self._refuse(GrpcStatus.INTERNAL, "a message is compressed, but the call has no grpc-encoding")
             return
+        self._close()
         self._is_finished = True
         details = f"messages with the grpc-encoding {encoding:.50} are not supported; send them with identity"
         fields = status_fields(GrpcStatus.UNIMPLEMENTED, details)
@@ -339,8 +357,7 @@ class GrpcCall:
 
     def _end_messages(self) -> None:
         if self._buffer:
-            self._drop_buffer()
-            self.finish(GrpcStatus.INTERNAL, "the request ends inside a message")
+            self._refuse(GrpcStatus.INTERNAL, "the request ends inside a message")
         elif self._handler is not None:
             try:
                 self._handler.on_half_closed()

@@ -129,6 +129,36 @@ def test_a_message_that_is_too_large_is_refused_before_it_arrives(peer: SocketPe
     assert peer.until(frames.RST_STREAM).code is ErrorCode.NO_ERROR
 
 
+@pytest.mark.parametrize(
+    "content", [framed(b"abc")[:-1], b"\x01\0\0\0\x01a", b"\x02\0\0\0\x01a", b"\0\xff\xff\xff\xff", framed(b"") * 65]
+)
+def test_the_handler_of_a_stream_learns_that_its_client_was_refused(
+    grpc_server: GrpcEcho, peer: SocketPeer, content: bytes
+) -> None:
+    """It could hold what belongs to the call for ever."""
+    peer.send(start_of(CHAT), data(1, content))
+
+    assert int(peer.response()[0]["grpc-status"]) != GrpcStatus.OK
+    assert grpc_server.closed_calls.get(timeout=PATIENCE_S) is grpc_server.chats.get(timeout=PATIENCE_S).call
+    assert grpc_server.closed_calls.empty()
+
+
+@pytest.mark.parametrize(("count", "status"), [(64, GrpcStatus.OK), (65, GrpcStatus.RESOURCE_EXHAUSTED)])
+def test_a_frame_may_have_a_few_messages(
+    grpc_server: GrpcEcho, peer: SocketPeer, count: int, status: GrpcStatus
+) -> None:
+    """All of them are handled before the other connections are served; a frame could have 3,000."""
+    peer.send(start_of(CHAT), data(1, framed(b"x") * count))
+
+    fields, content = peer.response()
+
+    assert (int(fields["grpc-status"]), content) == (status, [b"x"] * 64)
+    if status:
+        assert unquote(fields["grpc-message"]) == (
+            "a frame has more than 64 messages; wait for answers before you send more"
+        )
+
+
 def test_a_refused_encoding_names_the_accepted_one(peer: SocketPeer) -> None:
     fields = ((":path", ECHO), *changed(("grpc-encoding", "gzip"), without=":path"))
     peer.send(headers(1, fields, frames.END_HEADERS), data(1, b"\x01\0\0\0\x01a"))

@@ -12,7 +12,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import SystemClock, VirtualClock
-from mqtemplate.remoting.io_loop import READ, TURN_S, FairTurns, IoLoop
+from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.message import HostAddress
+from mqtemplate.remoting.io_loop import READ, TURN_S, FairTurns, IoLoop, TurnTaker
+from mqtemplate.remoting.settings import ConnectionLimits
+from mqtemplate.remoting.tcp_server import Handshake
 from tests.waiting import PATIENCE_S
 
 
@@ -250,3 +254,31 @@ def test_a_client_whose_turn_raises_an_exception_is_aborted(loop: IoLoop) -> Non
         assert "unexpected" in ended.get(timeout=PATIENCE_S)
 
     assert logs[0]["event"] == "remoting.handler_failed"
+
+
+def test_a_step_of_a_handshake_waits_for_one_turn_however_often_its_socket_is_ready() -> None:
+    """The key exchange of TLS takes a millisecond, and one client may open hundreds of connections."""
+    loop = IoLoop("test", SystemClock())
+    finished: list[object] = []
+    taken: list[object] = []
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    log = LimitedLog(get_logger("test"), lambda: 0)
+
+    def take(taker: TurnTaker) -> None:
+        taken.append(taker)
+        taker.take_turn()
+
+    handshake = Handshake(left, HostAddress("10.0.0.1", 1), loop, None, ConnectionLimits(), finished.append, log)
+
+    for _ in range(3):
+        handshake.on_ready(READ)
+    loop.turns.run(take, 60)
+
+    assert taken == [handshake]
+    assert finished == []  # no byte has arrived
+    assert not loop.turns
+    handshake.on_ready(READ)
+    assert loop.turns
+    left.close()
+    right.close()
