@@ -185,6 +185,7 @@ _UNIQUE_ID, _KEYS, _BORN = (b"%b\x01" % name.encode() for name in (Property.UNIQ
 _OF_EACH = ("message_id", "keys", "body_digest", "born_timestamp", "store_timestamp", "queue_id", "queue_offset")
 """System properties that differ between the messages of one producer."""
 _MAX_SHARED = 1_000
+_MAX_SHARED_BYTES = 2_048
 
 
 class _Shared(NamedTuple):
@@ -227,7 +228,8 @@ class MessageEncoder:
         """
         unique_id, rest = _cut(record.properties_bytes, _UNIQUE_ID)
         keys, rest = _cut(_cut(rest, _BORN)[1], _KEYS)
-        if not unique_id or not unique_id.isascii() or not keys.isascii() or record.sys_flag & SysFlag.COMPRESSED:
+        is_ascii = unique_id.isascii() and keys.isascii()
+        if not unique_id or not is_ascii or record.sys_flag & SysFlag.COMPRESSED or len(rest) > _MAX_SHARED_BYTES:
             return self._by_protobuf(record, topic, handle, attempt)
         key = _SharedKey(topic, rest, record.born_host, record.store_host)
         shared = self._shared.get(key) or self._share(key, record, unique_id, keys)
