@@ -188,7 +188,7 @@ _MAX_SHARED = 1_000
 _MAX_SHARED_BYTES = 2_048
 
 
-class _Shared(NamedTuple):
+class _SharedFields(NamedTuple):
     """Encoded fields that are equal in many messages: those before the system properties, and some of these."""
 
     front: bytes
@@ -216,7 +216,7 @@ class MessageEncoder:
 
     def __init__(self, max_body_bytes: Callable[[], int]) -> None:
         self._max_body_bytes = max_body_bytes
-        self._shared: dict[_SharedKey, _Shared | None] = {}
+        self._shared: dict[_SharedKey, _SharedFields | None] = {}
         self._seen: set[int] = set()
 
     def encode(self, record: StoredRecord, topic: str, handle: str, attempt: int) -> bytes:
@@ -247,7 +247,7 @@ class MessageEncoder:
         message.system_properties.delivery_attempt = attempt
         return _received(message.SerializeToString())
 
-    def _share(self, key: _SharedKey, record: StoredRecord, unique_id: bytes, keys: bytes) -> _Shared | None:
+    def _share(self, key: _SharedKey, record: StoredRecord, unique_id: bytes, keys: bytes) -> _SharedFields | None:
         """Return what messages like this one share; None if they are not only what is shared and what differs."""
         # The second time: messages with a text of their own in each are not worth it.
         if key in self._shared or hash(key) not in self._seen:
@@ -261,7 +261,7 @@ class MessageEncoder:
         for name in _OF_EACH:
             system.ClearField(name)
         front = protos.Message(topic=message.topic, user_properties=message.user_properties)
-        shared = _Shared(front.SerializeToString(), system.SerializeToString())
+        shared = _SharedFields(front.SerializeToString(), system.SerializeToString())
         encoded = _message(shared, _system(shared, record, unique_id, keys), record.body)
         if len(self._shared) >= _MAX_SHARED:
             self._shared.clear()
@@ -291,7 +291,7 @@ def _time(time_ms: int) -> bytes:
     return b"%c%b" % (len(content), content)
 
 
-def _system(shared: _Shared, record: StoredRecord, unique_id: bytes, keys: bytes) -> bytes:
+def _system(shared: _SharedFields, record: StoredRecord, unique_id: bytes, keys: bytes) -> bytes:
     """Return encoded system properties, without receipt handle and attempt."""
     digest = hashlib.md5(record.body, usedforsecurity=False).hexdigest().upper().encode()
     each_key = b"".join([b"\x12%b%b" % (varint(len(each)), each) for each in keys.split(b" ") if each]) if keys else b""
@@ -302,7 +302,7 @@ def _system(shared: _Shared, record: StoredRecord, unique_id: bytes, keys: bytes
     )
 
 
-def _message(shared: _Shared, system: bytes, body: bytes) -> bytes:
+def _message(shared: _SharedFields, system: bytes, body: bytes) -> bytes:
     return b"".join((shared.front, b"\x1a", varint(len(system)), system, b'"', varint(len(body)), body))
 
 
