@@ -204,7 +204,7 @@ class _SharedKey(NamedTuple):
     store_host: bytes
 
 
-class MessageEncoder:
+class RecordEncoder:
     """Encodes records for consumers as ``ReceiveMessageResponse``. Thread-safe.
 
     Protobuf takes three times as long for all fields. So it encodes once what the messages of a producer share. What
