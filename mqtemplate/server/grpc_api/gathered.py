@@ -35,7 +35,7 @@ from mqtemplate.server.grpc_api.checks import INLINE_BYTES, check_group_name, ch
 from mqtemplate.server.grpc_api.consuming import GrpcConsuming, ack_answer, superseded
 from mqtemplate.server.grpc_api.context import GrpcContexts, is_client_id
 from mqtemplate.server.grpc_api.encoded import short_ok_answer, varint
-from mqtemplate.server.grpc_api.producing import GrpcProducing, unflushed_answer
+from mqtemplate.server.grpc_api.producing import PLAIN_TYPES, GrpcProducing, unflushed_answer
 from mqtemplate.server.requests.response import call_when_durable
 
 Slow = Callable[[GrpcCall, bytes], None]
@@ -111,6 +111,7 @@ class _Template(NamedTuple):
     """Common part of all requests with one key. The gaps of the properties are the id, the keys and the time of birth.
 
     Attributes:
+        queue_id: Queue of a message with a message group or a priority; None for any queue.
         queue_count: Number of queues of the topic.
     """
 
@@ -118,6 +119,7 @@ class _Template(NamedTuple):
     properties: PropertiesTemplate
     tags_code: int
     sys_flag: int
+    queue_id: int | None
     queue_count: int
 
 
@@ -186,7 +188,9 @@ class GatheredSends:
             return None
         born_ms = _number(seconds) * 1_000 + _number(nanos) // 1_000_000
         properties = template.properties.fill(unique_id, keys, b"%d" % born_ms)
-        queue_id = self._producing.next_queue() % template.queue_count
+        queue_id = template.queue_id
+        if queue_id is None:
+            queue_id = self._producing.next_queue() % template.queue_count
         draft = RecordDraft(template.topic, queue_id, data[body_at:], properties, template.tags_code)
         draft.sys_flag, draft.born_timestamp = template.sys_flag, born_ms
         return _Accepted(call, data, unique_id, draft)
@@ -245,14 +249,16 @@ class GatheredSends:
             checked = self._producing.check(self._contexts.of(call, "SendMessage").caller, message, config)
         except Exception:  # each of these requests gets its answer as any other, and an unexpected error is logged
             return None
-        if checked.kind is not GrpcMessageType.NORMAL or checked.send.is_retry:
+        if checked.kind not in PLAIN_TYPES or checked.send.is_retry:
             return None
         draft = self._core.sends.plain_draft(checked.send, 0, checked.message_id, checked.tag)
         properties = PropertiesTemplate.around(draft.properties, _PROBE_ID, keys.encode(), b"%d" % born_ms)
         if properties is None:
             return None
         count = int(config.get("writeQueueNums", 0))
-        return _Template(topic, properties, draft.tags_code, draft.sys_flag, count)
+        is_any = checked.kind is GrpcMessageType.NORMAL
+        queue_id = None if is_any else self._producing.queue(system, checked.kind, count)
+        return _Template(topic, properties, draft.tags_code, draft.sys_flag, queue_id, count)
 
     # --- storing -------------------------------------------------------------------------------
 
