@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from mqtemplate.exports import late_import
 
 if TYPE_CHECKING:
-    from mqtemplate.http2.grpc_call import GrpcCall, GrpcConnection, GrpcStreamHandler
-    from mqtemplate.http2.grpc_server import GrpcServer
+    from mqtemplate.http2.grpc_call import GrpcCall, GrpcStreamHandler
+    from mqtemplate.http2.grpc_server import GrpcConnection, GrpcServer
     from mqtemplate.http2.grpc_wire import GrpcStatus
     from mqtemplate.http2.limits import GrpcLimits, Http2Limits
 
@@ -24,7 +24,7 @@ __getattr__ = late_import(
     __name__,
     {
         "GrpcCall": "mqtemplate.http2.grpc_call",
-        "GrpcConnection": "mqtemplate.http2.grpc_call",
+        "GrpcConnection": "mqtemplate.http2.grpc_server",
         "GrpcStatus": "mqtemplate.http2.grpc_wire",
         "GrpcStreamHandler": "mqtemplate.http2.grpc_call",
         "GrpcServer": "mqtemplate.http2.grpc_server",

@@ -5,17 +5,13 @@ Source: grpc/grpc, doc/PROTOCOL-HTTP2.md.
 
 from __future__ import annotations
 
-import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from logging import ERROR
 from typing import Protocol
 
-from mqtemplate.durations import format_ms
-from mqtemplate.http2.connection import Http2Connection
-from mqtemplate.http2.frames import ErrorCode, Http2Error
+from mqtemplate.http2.frames import ErrorCode
 from mqtemplate.http2.grpc_wire import (
     HEAD_FIELDS,
     OK_FIELDS,
@@ -25,12 +21,9 @@ from mqtemplate.http2.grpc_wire import (
     parse_timeout,
     status_fields,
 )
-from mqtemplate.http2.limits import GrpcLimits
 from mqtemplate.http2.streams import Fields, Http2Stream
-from mqtemplate.message import HostAddress
-from mqtemplate.remoting.io_loop import TURN_S, Timer
-from mqtemplate.remoting.sockets import Stream
-from mqtemplate.remoting.transport import SocketConnection, SocketOwner
+from mqtemplate.remoting.io_loop import IoLoop, Timer
+from mqtemplate.remoting.transport import SocketConnection
 from mqtemplate.user_code import error_text
 
 
@@ -61,6 +54,39 @@ _MAX_AT_ONCE = 64
 """Most messages in one DATA frame, which could have 3,000. They are handled in one turn of the connection."""
 
 # --- call -----------------------------------------------------------------------------------------
+
+
+class CallConnection(SocketConnection, ABC):
+    """Connection of calls, as they use it; see `GrpcConnection`."""
+
+    loop: IoLoop
+    max_message_bytes: int
+    held_messages: int
+
+    @property
+    @abstractmethod
+    def unread_bytes(self) -> int:
+        """Number of bytes that the client has not accepted yet, or does not permit to send."""
+
+    @abstractmethod
+    def gather(self, call: GrpcCall, message: bytes, handler: GatheredHandler) -> None:
+        """Process a call together with those that are read with it. Nothing waits for calls that may come."""
+
+    @abstractmethod
+    def process_gathered(self) -> None:
+        """Process the calls that were gathered."""
+
+    @abstractmethod
+    def accepted_bytes(self, stream: Http2Stream) -> int:
+        """Return the number of bytes of a tracked stream's data that the socket has accepted."""
+
+    @abstractmethod
+    def when_read(self, stream: Http2Stream, on_read: Callable[[], None]) -> None:
+        """Call *on_read* when the client has read the response of a stream that has ended; see `GrpcCall.when_read`."""
+
+    @abstractmethod
+    def log_failure(self, call: GrpcCall, exc: Exception) -> None:
+        """Log an unexpected exception of a handler."""
 
 
 class GrpcCall:
@@ -104,7 +130,7 @@ class GrpcCall:
     )
 
     def __init__(
-        self, method: str, metadata: Mapping[str, str], connection: GrpcConnection, stream: Http2Stream, start_ms: float
+        self, method: str, metadata: Mapping[str, str], connection: CallConnection, stream: Http2Stream, start_ms: float
     ) -> None:
         self.method = method
         self.metadata = metadata
@@ -436,217 +462,3 @@ class GrpcCall:
         if self._buffer is not None:
             self.connection.held_messages -= len(self._buffer)
             self._buffer = None
-
-
-# --- connection -----------------------------------------------------------------------------------
-
-
-_MAX_GATHERED = 64
-"""Most calls that are processed together: less than a millisecond in the I/O thread."""
-_MAX_GATHERED_BYTES = 256 << 10
-_JOIN_BYTES = 65_536
-"""Output up to this size is sent as one part: one part is sent faster than many."""
-
-
-class GrpcOwner(SocketOwner, Protocol):
-    """Server that a connection belongs to."""
-
-    grpc_limits: GrpcLimits
-
-    def open_call(self, connection: GrpcConnection, stream: Http2Stream, headers: dict[str, str]) -> GrpcCall:
-        """Return the call of a new stream."""
-
-    def on_closed(self, connection: GrpcConnection, reason: str) -> None:
-        """Handle the end of the connection."""
-
-
-class GrpcConnection(SocketConnection):
-    """Connection of a gRPC client. All calls that arrive in one read are answered with one write.
-
-    Attributes:
-        loop: The I/O loop, in whose thread the calls are.
-        read_ms: Time of the last read.
-        max_message_bytes: Size of the largest message of the client.
-        held_messages: Bytes of messages that are not passed to their handler yet.
-    """
-
-    def __init__(self, stream: Stream, remote: HostAddress, owner: GrpcOwner) -> None:
-        super().__init__(stream, remote, owner, self._receive)
-        self.loop = owner.loop
-        self.max_message_bytes = owner.grpc_limits.max_message_bytes
-        self.held_messages = 0
-        self.read_ms = self._last_call_ms = self.loop.now_ms()
-        self._owner = owner
-        self._http2 = Http2Connection(
-            owner.grpc_limits.http2, self._open_call, self.loop.now_ms, self._plan_output, self.process_gathered
-        )
-        self._new_calls: list[GrpcCall] = []
-        self._gathered: list[tuple[GrpcCall, bytes]] = []  # of one method
-        self._gathered_bytes = 0
-        self._gathered_handler: GatheredHandler | None = None
-        self._queued_bytes = 0  # as it was counted
-        self._ending: deque[Callable[[], None]] = deque()  # reports of the end of the connection to its calls
-
-    @property
-    def unread_bytes(self) -> int:
-        """Number of bytes that the client has not accepted yet, or does not permit to send."""
-        return self._outbound.size + self._queued_bytes
-
-    @property
-    def open_calls(self) -> int:
-        """Number of calls whose response is not complete."""
-        return len(self._http2.outbound.streams)
-
-    def start(self) -> None:
-        """Watch the socket, and send the settings."""
-        self._send_output()
-        self._http2.outbound.is_collecting = False
-        super().start()
-
-    def drain(self, reason: str) -> None:
-        """Let the client open no more calls on this connection. Called in the I/O thread."""
-        if not self._is_ended and not self._http2.is_going_away:
-            self._http2.go_away(Http2Error(ErrorCode.NO_ERROR, reason))
-            self._send_output()  # at once: the server may close the connection next
-
-    def log_failure(self, call: GrpcCall, exc: Exception) -> None:
-        """Log an unexpected exception of a handler."""
-        self._owner.peer_log.log(ERROR, "grpc.call_failed", call=str(call), exc_info=exc)
-
-    # --- protocol -----------------------------------------------------------------------------------
-
-    def _open_call(self, stream: Http2Stream, headers: dict[str, str]) -> GrpcCall:
-        call = self._owner.open_call(self, stream, headers)
-        self._new_calls.append(call)
-        return call
-
-    def gather(self, call: GrpcCall, message: bytes, handler: GatheredHandler) -> None:
-        """Process a call together with those that are read with it. Nothing waits for calls that may come."""
-        if handler is not self._gathered_handler:
-            self.process_gathered()
-            self._gathered_handler = handler
-        self._gathered.append((call, message))
-        self._gathered_bytes += len(message)
-        if len(self._gathered) >= _MAX_GATHERED or self._gathered_bytes >= _MAX_GATHERED_BYTES:
-            self.process_gathered()
-
-    def process_gathered(self) -> None:
-        """Process the calls that were gathered."""
-        handler, calls = self._gathered_handler, self._gathered
-        if not calls or handler is None:
-            return
-        self._gathered, self._gathered_bytes, self._gathered_handler = [], 0, None
-        try:
-            handler(calls)
-        except Exception as exc:
-            for call, _ in calls:
-                call.fail(exc)
-
-    def _receive(self, data: memoryview) -> None:
-        self.read_ms = self._last_traffic_ms
-        self._http2.feed(bytes(data))
-
-    def _held_bytes(self) -> int:
-        return self._http2.partial_bytes + self.held_messages
-
-    def _process_until(self, limit: int, end_s: float) -> bool:
-        try:
-            has_more = self._http2.process(end_s)
-        finally:
-            self._units_read = self._http2.frames_read
-            self._send_output()
-        if self._new_calls:
-            self._last_call_ms = self.read_ms
-            calls, self._new_calls = self._new_calls, []
-            for call in calls:
-                call.start_timer()
-        return has_more or self._outbound.size > limit
-
-    def _plan_output(self) -> None:
-        self.loop.call_soon(self._send_output)
-
-    def _send_output(self) -> None:
-        """Send the frames that are ready, and count what the client's windows do not permit yet."""
-        outbound = self._http2.outbound
-        parts = outbound.take_output()
-        if parts and not self._is_ended:
-            if len(parts) > 1 and sum(map(len, parts)) <= _JOIN_BYTES:
-                parts = [b"".join(parts)]
-            if self._send(parts):
-                outbound.note_written(self._outbound.size)
-        if outbound.queued_bytes != self._queued_bytes:
-            added, self._queued_bytes = outbound.queued_bytes - self._queued_bytes, outbound.queued_bytes
-            self._owner.unread_output.add(added)
-            if self._queued_bytes > self._limits.max_unread_bytes:
-                self._close(f"the client does not permit to send {self._queued_bytes} bytes of responses", is_bad=True)
-
-    def accepted_bytes(self, stream: Http2Stream) -> int:
-        """Return the number of bytes of a tracked stream's data that the socket has accepted."""
-        self._http2.outbound.note_accepted(self._outbound.size + self._lost_bytes)
-        return stream.accepted_bytes
-
-    def when_read(self, stream: Http2Stream, on_read: Callable[[], None]) -> None:
-        """Call *on_read* when the client has read the response of a stream that has ended; see `GrpcCall.when_read`."""
-
-        def answered() -> None:
-            if not self._http2.was_reset(stream.id):
-                on_read()
-
-        self._http2.ping(answered)
-
-    # --- ends ---------------------------------------------------------------------------------------
-
-    def _check_timeouts(self) -> None:
-        if self._is_ended:
-            return
-        now, idle_ms = self.loop.now_ms(), self._limits.idle_ms
-        if self.open_calls:
-            self._last_call_ms = now
-        stall_ms = self._owner.grpc_limits.stall_ms
-        for stream in self._http2.outbound.stalled(now - stall_ms):
-            self._owner.peer_log.warning(
-                "grpc.call_stalled",
-                remote=str(self.remote),
-                reason=f"the client read nothing for {format_ms(stall_ms)}",
-            )
-            if isinstance(stream.receiver, GrpcCall):
-                stream.receiver.cancel(ErrorCode.CANCEL)
-        if not self.open_calls and now - self._last_call_ms >= idle_ms:
-            self.drain("no calls")
-            self.end(f"no calls for {format_ms(idle_ms)}")
-        elif now - self.read_ms >= idle_ms:
-            self.end(f"the client has sent nothing for {format_ms(idle_ms)}, and did not respond to a PING")
-        elif now - self.read_ms >= idle_ms / 2:
-            self._http2.ping()
-        super()._check_timeouts()
-
-    def _on_ended(self, reason: str) -> None:
-        self._owner.unread_output.add(-self._queued_bytes)
-        self._queued_bytes = 0
-        self._feed = _ignore  # the other function refers to this object
-        # The responses of the latter were complete.
-        unaccepted = [stream.receiver for stream in self._http2.outbound.unaccepted()]
-        self._ending.extend(partial(receiver.on_reset, reason) for receiver in self._http2.close())
-        self._ending.extend(call.report_unsent for call in unaccepted if isinstance(call, GrpcCall))
-        self._end_calls()
-
-    def take_turn(self) -> None:
-        if self._is_ended:
-            self._end_calls()
-        else:
-            super().take_turn()
-
-    def _end_calls(self) -> None:
-        """Tell the handlers of the calls for one turn that the connection is closed: there may be a thousand."""
-        self._is_in_line = False
-        end_s = time.monotonic() + TURN_S
-        while self._ending:
-            self._ending.popleft()()
-            if self._ending and time.monotonic() >= end_s:
-                self._wait_for_turn()
-                return
-        self._owner.on_closed(self, self._end_reason)
-
-
-def _ignore(data: memoryview) -> None:
-    """Ignore bytes: the connection is closed."""

@@ -265,6 +265,7 @@ class HpackDecoder:
         fields: list[HeaderField] = []
         at = total = resizes = 0
         end = len(block)
+        dynamic, sizes, limit = self._fields, self._sizes, self._max_list_bytes
         is_static = True  # True while the block does not change the table
         while at < end:
             byte = block[at]
@@ -274,8 +275,8 @@ class HpackDecoder:
                 if index == 0x7F:
                     index, at = _integer(block, at, 0x7F)
                 if index > _LAST_STATIC:
-                    field = self._fields[_LAST_STATIC - index]
-                    total += self._sizes[_LAST_STATIC - index]
+                    field = dynamic[_LAST_STATIC - index]
+                    total += sizes[_LAST_STATIC - index]
                 elif index:
                     field = _STATIC_TABLE[index]
                     total += _STATIC_SIZES[index]
@@ -297,10 +298,10 @@ class HpackDecoder:
                 if byte & 0x40:
                     self._add(field, size)
                     is_static = False
-            if total <= self._max_list_bytes:
+            if total <= limit:
                 fields.append(field)
-        if total > self._max_list_bytes:
-            raise HeaderListTooLargeError(f"a header list of {total} bytes, allowed are {self._max_list_bytes}")
+        if total > limit:
+            raise HeaderListTooLargeError(f"a header list of {total} bytes, allowed are {limit}")
         if is_static and end <= _MAX_CACHED_BYTES:
             if len(self._blocks) >= _MAX_CACHED_BLOCKS:
                 self._blocks.clear()
@@ -312,14 +313,22 @@ class HpackDecoder:
         mask = 0x3F if byte & 0x40 else 0x0F
         index = byte & mask
         if index == mask:
-            index, at = _integer(block, at, mask)
+            if block[at] < 0x80:  # as in most blocks: the name of an entry that is not one of the newest
+                index, at = mask + block[at], at + 1
+            else:
+                index, at = _integer(block, at, mask)
         if index > _LAST_STATIC:
             name = self._fields[_LAST_STATIC - index][0]
         elif index:
             name = _STATIC_TABLE[index][0]
         else:
             name, at = self._name(block, at)
-        value, at = _string(block, at)
+        length = block[at]
+        if length < 0x7F and at + length < len(block):  # a short one without Huffman code
+            value = block[at + 1 : at + 1 + length].decode("latin-1")
+            at += 1 + length
+        else:
+            value, at = _string(block, at)
         if not value.isprintable():  # almost each value is, and the check of the others is slower
             self.is_suspect |= _INVALID_VALUE.search(value) is not None
         return (name, value), len(name) + len(value) + FIELD_OVERHEAD, at

@@ -6,6 +6,7 @@ import queue
 import threading
 
 from mqtemplate.clock import Clock, SystemClock
+from mqtemplate.http2.grpc_call import GatheredCalls
 from mqtemplate.http2.grpc_server import GrpcCall, GrpcLimits, GrpcServer, GrpcStatus
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import Metrics
@@ -32,6 +33,9 @@ BIG = "/test.Service/Big"
 NOTED = "/test.Service/Noted"
 """Unary: the request is a number; the response has so many messages of 1,000 bytes. What the socket has not accepted at
 the end of the call is in `GrpcEcho.unsent`."""
+GATHERED = "/test.Service/Gathered"
+"""Unary, gathered: the response has the number of calls that are processed together. For the request ``raise`` the
+handler raises ``ValueError("no such thing")``."""
 
 LOOPBACK = HostAddress("127.0.0.1", 0)
 
@@ -45,6 +49,7 @@ class GrpcEcho(GrpcServer):
         closed: Connections that have ended.
         chats: Handlers of `CHAT`.
         unsent: Numbers of messages of `NOTED` that the socket had accepted.
+        order: Requests of `GATHERED` and of `HOLD`, in the order in which they are processed.
     """
 
     def __init__(self, limits: GrpcLimits | None = None, clock: Clock | None = None) -> None:
@@ -56,6 +61,7 @@ class GrpcEcho(GrpcServer):
         self.gate = threading.Semaphore(0)
         self.chats: queue.Queue[Chat] = queue.Queue()
         self.unsent: queue.Queue[int] = queue.Queue()
+        self.order: list[bytes] = []
         self.register(ECHO, lambda call, message: call.reply(message))
         self.register(PARTS, _parts)
         self.register_stream(CHAT, lambda call: Chat(call, self))
@@ -66,6 +72,7 @@ class GrpcEcho(GrpcServer):
         self.register(METADATA, lambda call, message: call.reply(call.metadata.get(message.decode(), "-").encode()))
         self.register(BIG, lambda call, message: call.reply(b"x" * int(message)))
         self.register(NOTED, self._noted)
+        self.register(GATHERED, _raise, self._gathered)
         self.on_close(self.closed.put)
 
     @property
@@ -74,7 +81,15 @@ class GrpcEcho(GrpcServer):
 
     def _hold(self, call: GrpcCall, message: bytes) -> None:
         call.on_closed = lambda: self.closed_calls.put(call)
+        self.order.append(message)
         self.held.put(call)
+
+    def _gathered(self, calls: GatheredCalls) -> None:
+        self.order += [message for _, message in calls]
+        for call, message in calls:
+            if message == b"raise":
+                raise ValueError("no such thing")
+            call.reply(str(len(calls)).encode())
 
     def _noted(self, call: GrpcCall, message: bytes) -> None:
         call.on_unsent = self.unsent.put

@@ -16,8 +16,9 @@ from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_u
 from mqtemplate.http2.grpc_server import GrpcLimits
 from mqtemplate.http2.grpc_wire import GrpcStatus, framed, parse_timeout, status_fields
 from tests.http2.conftest import OpenSocket, StartGrpc
-from tests.http2.grpc_kit import CHAT, ECHO, HOLD, METADATA, NOTED, PARTS, SLOW, GrpcEcho
+from tests.http2.grpc_kit import CHAT, ECHO, GATHERED, HOLD, METADATA, NOTED, PARTS, SLOW, GrpcEcho
 from tests.http2.wire import SocketPeer, call, changed, data, headers
+from tests.server.fast_path.fast_serving import in_one_turn
 from tests.waiting import PATIENCE_S, eventually
 
 
@@ -64,6 +65,46 @@ def test_a_unary_call_may_end_with_an_empty_frame_or_with_trailers(peer: SocketP
 
     peer.send(start_of(ECHO, 3), data(3, framed(b"second"), 0), headers(3, [("checksum", "1")]))
     assert peer.response()[1] == [b"second"]
+
+
+def test_calls_that_are_read_together_are_processed_together(
+    grpc_server: GrpcEcho, peer: SocketPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not more than 64 of them: that takes a millisecond."""
+    in_one_turn(monkeypatch)
+    peer.send(call(1, GATHERED, b"alone"))
+    assert peer.response()[1] == [b"1"]
+
+    peer.send(*(call(3 + 2 * number, GATHERED, b"together") for number in range(100)))
+
+    found = [int(messages[0]) for _, messages in peer.responses(100).values()]
+    assert (found[:64], found[64:]) == ([64] * 64, [36] * 36)
+
+
+def test_gathered_calls_are_processed_before_a_call_of_another_method(grpc_server: GrpcEcho, peer: SocketPeer) -> None:
+    peer.send(call(1, GATHERED, b"1"), call(3, GATHERED, b"2"), call(5, HOLD, b"3"), call(7, GATHERED, b"4"))
+
+    assert sorted(peer.responses(3)) == [1, 3, 7]
+    assert grpc_server.order == [b"1", b"2", b"3", b"4"]
+
+
+def test_gathered_calls_before_an_error_of_the_connection_are_answered(peer: SocketPeer) -> None:
+    peer.send(call(1, GATHERED, b"1"), call(3, GATHERED, b"2"), frame(frames.PUSH_PROMISE, 0, 1, b""))
+
+    assert [fields["grpc-status"] for fields, _ in peer.responses(2).values()] == ["0", "0"]
+    assert peer.until(frames.GOAWAY).code is ErrorCode.PROTOCOL_ERROR
+
+
+def test_calls_whose_handler_raises_an_exception_end_with_internal(
+    peer: SocketPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for those that it has answered before."""
+    in_one_turn(monkeypatch)
+
+    peer.send(call(1, GATHERED, b"1"), call(3, GATHERED, b"raise"), call(5, GATHERED, b"3"), call(7, ECHO, b"4"))
+
+    statuses = [fields["grpc-status"] for fields, _ in peer.responses(4).values()]
+    assert sorted(statuses) == ["0", "0", "13", "13"]
 
 
 @pytest.mark.parametrize(

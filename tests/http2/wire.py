@@ -222,7 +222,7 @@ class SocketPeer:
         """Return the next responses by stream: fields and trailers, and messages."""
         fields: dict[int, dict[str, str]] = {}
         contents: dict[int, bytes] = {}
-        ended = []
+        ended: list[int] = []
         while len(ended) < count and (found := self.next_frame()) is not None:
             if found.kind == frames.HEADERS:
                 received = fields.setdefault(found.stream_id, {})

@@ -38,7 +38,7 @@ from mqtemplate.server.grpc_api.client_settings import RECEIVE_BATCH_SIZE, max_a
 from mqtemplate.server.grpc_api.clients import GrpcClients, filter_of
 from mqtemplate.server.grpc_api.context import GrpcContext
 from mqtemplate.server.grpc_api.encoded import ok_ack_answer
-from mqtemplate.server.grpc_api.messages import MessageEncoder, milliseconds
+from mqtemplate.server.grpc_api.messages import RecordEncoder, milliseconds
 from mqtemplate.server.grpc_api.status import GrpcRefusedError, error_status, overall, status
 from mqtemplate.server.pulls.pull_checks import LONG_EXPRESSION
 from mqtemplate.server.state.groups import mixed_group_error
@@ -85,7 +85,7 @@ class GrpcConsuming:
         self._address = address
         self._engine = core.registration.engine
         self._clock = self._engine.clock
-        self._encoder = MessageEncoder(self._engine.settings.max_body_bytes)
+        self._encoder = RecordEncoder(self._engine.settings.max_body_bytes)
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[_Receive, None]] = {}  # client ID -> its receives that wait
         self._soon: deque[Callable[[], None]] = deque()

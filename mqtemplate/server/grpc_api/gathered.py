@@ -35,7 +35,7 @@ from mqtemplate.server.grpc_api.checks import INLINE_BYTES, check_group_name, ch
 from mqtemplate.server.grpc_api.consuming import GrpcConsuming, ack_answer, superseded
 from mqtemplate.server.grpc_api.context import GrpcContexts, is_client_id
 from mqtemplate.server.grpc_api.encoded import short_ok_answer, varint
-from mqtemplate.server.grpc_api.producing import GrpcProducing, unflushed_answer
+from mqtemplate.server.grpc_api.producing import PLAIN_TYPES, GrpcProducing, unflushed_answer
 from mqtemplate.server.requests.response import call_when_durable
 
 Slow = Callable[[GrpcCall, bytes], None]
@@ -48,7 +48,7 @@ _SHORT = rb"([\x80-\xff]{0,3}[\0-\x7f])"
 _REQUEST = re.compile(
     rb"\n"
     + _SHORT  # the only message: all that follows
-    + rb"(\n.{1,1500}?)(?:(\x12[\x01-\x7f])([!-~]+))?\x1a\"([0-9A-F]{34})"  # topic, properties, tag, keys, id
+    + rb"(\n.{1,1500}?)(?:(\x12[\x01-\x7f])([!-~]{1,127}))?\x1a\"([0-9A-F]{34})"  # topic, properties, tag, keys, id
     rb"(.{0,60}?:.\x08)([\x80-\xff]{4}[\0-\x7f])(?:\x10([\x80-\xff]{0,4}[\0-\x7f]))?"  # encoding, type, born at
     rb"(.{0,400}?)(?:h([\0-\x7f]))?\"" + _SHORT,  # born host and others, queue, body
     re.DOTALL,
@@ -103,10 +103,15 @@ class _Key(NamedTuple):
         return b"\n" + varint(len(message)) + message
 
 
+_KeyValues = tuple[str, bytes, bytes, int, bytes, int, bytes, bool]
+"""The same as a plain tuple, which is created and compared faster."""
+
+
 class _Template(NamedTuple):
     """Common part of all requests with one key. The gaps of the properties are the id, the keys and the time of birth.
 
     Attributes:
+        queue_id: Queue of a message with a message group or a priority; None for any queue.
         queue_count: Number of queues of the topic.
     """
 
@@ -114,6 +119,7 @@ class _Template(NamedTuple):
     properties: PropertiesTemplate
     tags_code: int
     sys_flag: int
+    queue_id: int | None
     queue_count: int
 
 
@@ -141,7 +147,7 @@ class GatheredSends:
         self._contexts = contexts
         self._slow = slow
         self._max_body_bytes = core.registration.engine.settings.max_message_size
-        self._templates: dict[_Key, _Template | None] = {}
+        self._templates: dict[_KeyValues, _Template | None] = {}
         self._seen: set[int] = set()
         self._ready: set[str] = set()  # topics whose queues exist
         self._checked_state: object = None  # all this holds while the topics have this state
@@ -176,20 +182,22 @@ class GatheredSends:
         is_whole = _number(size) == end - found.end(1) and _number(body_size) == body_bytes
         if not is_whole or not 0 < body_bytes <= self._max_body_bytes or _number(nanos) >= _MAX_NANOS:
             return None
-        key = _Key(ip, front, keys_head, len(keys), middle, len(nanos), back, bool(queue))
+        key = ip, front, keys_head, len(keys), middle, len(nanos), back, bool(queue)
         template = self._template(call, key)
         if template is None:
             return None
         born_ms = _number(seconds) * 1_000 + _number(nanos) // 1_000_000
         properties = template.properties.fill(unique_id, keys, b"%d" % born_ms)
-        queue_id = self._producing.next_queue() % template.queue_count
+        queue_id = template.queue_id
+        if queue_id is None:
+            queue_id = self._producing.next_queue() % template.queue_count
         draft = RecordDraft(template.topic, queue_id, data[body_at:], properties, template.tags_code)
         draft.sys_flag, draft.born_timestamp = template.sys_flag, born_ms
         return _Accepted(call, data, unique_id, draft)
 
     # --- templates -----------------------------------------------------------------------------
 
-    def _template(self, call: GrpcCall, key: _Key) -> _Template | None:
+    def _template(self, call: GrpcCall, key: _KeyValues) -> _Template | None:
         """Return the template of a key; None if its requests are not ordinary, or a queue has to be created."""
         if self._checked_state is not self._topics.table.state:
             self._templates.clear()
@@ -205,7 +213,7 @@ class GatheredSends:
                 return None
             if len(self._templates) >= _MAX_KEYS:
                 self._templates.clear()
-            found = self._templates[key] = self._learn(call, key)
+            found = self._templates[key] = self._learn(call, _Key(*key))
         template: _Template | None = found
         if template is None or template.topic in self._ready:
             return template
@@ -241,14 +249,16 @@ class GatheredSends:
             checked = self._producing.check(self._contexts.of(call, "SendMessage").caller, message, config)
         except Exception:  # each of these requests gets its answer as any other, and an unexpected error is logged
             return None
-        if checked.kind is not GrpcMessageType.NORMAL or checked.send.is_retry:
+        if checked.kind not in PLAIN_TYPES or checked.send.is_retry:
             return None
         draft = self._core.sends.plain_draft(checked.send, 0, checked.message_id, checked.tag)
         properties = PropertiesTemplate.around(draft.properties, _PROBE_ID, keys.encode(), b"%d" % born_ms)
         if properties is None:
             return None
         count = int(config.get("writeQueueNums", 0))
-        return _Template(topic, properties, draft.tags_code, draft.sys_flag, count)
+        is_any = checked.kind is GrpcMessageType.NORMAL
+        queue_id = None if is_any else self._producing.queue(system, checked.kind, count)
+        return _Template(topic, properties, draft.tags_code, draft.sys_flag, queue_id, count)
 
     # --- storing -------------------------------------------------------------------------------
 

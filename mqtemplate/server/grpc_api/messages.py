@@ -185,9 +185,10 @@ _UNIQUE_ID, _KEYS, _BORN = (b"%b\x01" % name.encode() for name in (Property.UNIQ
 _OF_EACH = ("message_id", "keys", "body_digest", "born_timestamp", "store_timestamp", "queue_id", "queue_offset")
 """System properties that differ between the messages of one producer."""
 _MAX_SHARED = 1_000
+_MAX_SHARED_BYTES = 2_048
 
 
-class _Shared(NamedTuple):
+class _SharedFields(NamedTuple):
     """Encoded fields that are equal in many messages: those before the system properties, and some of these."""
 
     front: bytes
@@ -203,7 +204,7 @@ class _SharedKey(NamedTuple):
     store_host: bytes
 
 
-class MessageEncoder:
+class RecordEncoder:
     """Encodes records for consumers as ``ReceiveMessageResponse``. Thread-safe.
 
     Protobuf takes three times as long for all fields. So it encodes once what the messages of a producer share. What
@@ -215,7 +216,7 @@ class MessageEncoder:
 
     def __init__(self, max_body_bytes: Callable[[], int]) -> None:
         self._max_body_bytes = max_body_bytes
-        self._shared: dict[_SharedKey, _Shared | None] = {}
+        self._shared: dict[_SharedKey, _SharedFields | None] = {}
         self._seen: set[int] = set()
 
     def encode(self, record: StoredRecord, topic: str, handle: str, attempt: int) -> bytes:
@@ -227,7 +228,8 @@ class MessageEncoder:
         """
         unique_id, rest = _cut(record.properties_bytes, _UNIQUE_ID)
         keys, rest = _cut(_cut(rest, _BORN)[1], _KEYS)
-        if not unique_id or not unique_id.isascii() or not keys.isascii() or record.sys_flag & SysFlag.COMPRESSED:
+        is_ascii = unique_id.isascii() and keys.isascii()
+        if not unique_id or not is_ascii or record.sys_flag & SysFlag.COMPRESSED or len(rest) > _MAX_SHARED_BYTES:
             return self._by_protobuf(record, topic, handle, attempt)
         key = _SharedKey(topic, rest, record.born_host, record.store_host)
         shared = self._shared.get(key) or self._share(key, record, unique_id, keys)
@@ -245,7 +247,7 @@ class MessageEncoder:
         message.system_properties.delivery_attempt = attempt
         return _received(message.SerializeToString())
 
-    def _share(self, key: _SharedKey, record: StoredRecord, unique_id: bytes, keys: bytes) -> _Shared | None:
+    def _share(self, key: _SharedKey, record: StoredRecord, unique_id: bytes, keys: bytes) -> _SharedFields | None:
         """Return what messages like this one share; None if they are not only what is shared and what differs."""
         # The second time: messages with a text of their own in each are not worth it.
         if key in self._shared or hash(key) not in self._seen:
@@ -259,7 +261,7 @@ class MessageEncoder:
         for name in _OF_EACH:
             system.ClearField(name)
         front = protos.Message(topic=message.topic, user_properties=message.user_properties)
-        shared = _Shared(front.SerializeToString(), system.SerializeToString())
+        shared = _SharedFields(front.SerializeToString(), system.SerializeToString())
         encoded = _message(shared, _system(shared, record, unique_id, keys), record.body)
         if len(self._shared) >= _MAX_SHARED:
             self._shared.clear()
@@ -289,7 +291,7 @@ def _time(time_ms: int) -> bytes:
     return b"%c%b" % (len(content), content)
 
 
-def _system(shared: _Shared, record: StoredRecord, unique_id: bytes, keys: bytes) -> bytes:
+def _system(shared: _SharedFields, record: StoredRecord, unique_id: bytes, keys: bytes) -> bytes:
     """Return encoded system properties, without receipt handle and attempt."""
     digest = hashlib.md5(record.body, usedforsecurity=False).hexdigest().upper().encode()
     each_key = b"".join([b"\x12%b%b" % (varint(len(each)), each) for each in keys.split(b" ") if each]) if keys else b""
@@ -300,7 +302,7 @@ def _system(shared: _Shared, record: StoredRecord, unique_id: bytes, keys: bytes
     )
 
 
-def _message(shared: _Shared, system: bytes, body: bytes) -> bytes:
+def _message(shared: _SharedFields, system: bytes, body: bytes) -> bytes:
     return b"".join((shared.front, b"\x1a", varint(len(system)), system, b'"', varint(len(body)), body))
 
 

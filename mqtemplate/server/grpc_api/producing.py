@@ -38,7 +38,7 @@ from mqtemplate.topics import HALF_TOPIC
 
 _MAX_HALVES = 100_000
 _MAX_CANDIDATES = 1_000
-_PLAIN = frozenset({GrpcMessageType.NORMAL, GrpcMessageType.FIFO, GrpcMessageType.PRIORITY})
+PLAIN_TYPES = frozenset({GrpcMessageType.NORMAL, GrpcMessageType.FIFO, GrpcMessageType.PRIORITY})
 """Types of messages that have neither a delay nor a transaction."""
 
 _STATES = {
@@ -143,7 +143,7 @@ class GrpcProducing:
         sends = [self.check(context.caller, message, config) for message in messages]
         count_queues = int(config.get("writeQueueNums", 0))
         for each, message in zip(sends, messages, strict=True):
-            each.send.queue_id = self._queue(message.system_properties, each.kind, count_queues)
+            each.send.queue_id = self.queue(message.system_properties, each.kind, count_queues)
         topics = [self._core.sends.existing_topic(each.send) for each in sends]
         if None in topics or count > INLINE_MESSAGES:
             self._answers.later(context.call, lambda: self._store_sends(context, sends, topics))
@@ -169,7 +169,7 @@ class GrpcProducing:
         send = ClientSend(caller, topic, message.body, text, -1, 0, sys_flag, born_ms, 0, topic)
         return CheckedMessage(send, kind, system.message_id, system.tag)
 
-    def _queue(self, system: Any, kind: GrpcMessageType, count: int) -> int:
+    def queue(self, system: Any, kind: GrpcMessageType, count: int) -> int:
         """Return the queue of a message. The queue that the client names has no effect."""
         if count <= 0:
             return -1
@@ -204,7 +204,7 @@ class GrpcProducing:
 
     def _store_send(self, checked: CheckedMessage, topic: str | None) -> StoredSend:
         send, kind, message_id, tag = checked
-        if kind in _PLAIN and topic is not None and not send.is_retry:
+        if kind in PLAIN_TYPES and topic is not None and not send.is_retry:
             return self._core.sends.store_plain(send, message_id, tag)
         stored, _ = self._core.sends.store(send, topic)
         if kind is GrpcMessageType.TRANSACTION:

@@ -18,7 +18,7 @@ from mqtemplate.record.codec import RecordDraft, StoredRecord, pack_host, parse_
 from mqtemplate.record.compression import CompressionType, compress_body, decompress_body
 from mqtemplate.record.properties import decode_properties, encode_properties
 from mqtemplate.server.grpc_api.encoded import ok_ack_answer, ok_answer
-from mqtemplate.server.grpc_api.messages import MessageEncoder, delivered_message, queue_of_group, sent_properties
+from mqtemplate.server.grpc_api.messages import RecordEncoder, delivered_message, queue_of_group, sent_properties
 
 HOST = HostAddress("127.0.0.1", 10911)
 
@@ -256,7 +256,7 @@ def test_an_encoded_message_is_what_protobuf_would_encode(
     properties: list[tuple[str, bytes]], body: bytes, sys_flag: int, ends_with_separator: bool
 ) -> None:
     """Also the second and the third one with the same properties, but for the id and the keys."""
-    encoder = MessageEncoder(lambda: 1 << 20)
+    encoder = RecordEncoder(lambda: 1 << 20)
     for number in range(4):
         own = [("UNIQ_KEY", b"0102FC00%d" % number), ("KEYS", b"order-%d" % number)]
         encoded = b"".join(name.encode() + b"\x01" + value + b"\x02" for name, value in [*own, *properties])
