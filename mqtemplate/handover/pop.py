@@ -48,7 +48,7 @@ class _MemberOfBoth:
         self.joined.close()
 
 
-class _Receiving(Protocol):
+class _ReceiveSome(Protocol):
     """Receives up to a number of messages from one broker."""
 
     def __call__(self, count: int, wait_ms: int = 0) -> list[ReceivedMessage]: ...
@@ -140,7 +140,7 @@ class HandOverPop(PopConsumers):
             self.change_all(group, topic, [each.receipt for each in excess], 0, counts=False)
         return found_new + found_old[: len(found_old) - len(excess)]
 
-    def _while_away(self, broker: Broker, receive: _Receiving) -> _Receiving:
+    def _while_away(self, broker: Broker, receive: _ReceiveSome) -> _ReceiveSome:
         """Return a function that receives nothing for some seconds after a broker could not be reached.
 
         So the messages of the other one do not wait for it. If both are away, the error is raised.
