@@ -164,7 +164,7 @@ def _act(action: dict[str, Any], old: Broker, new: Broker, journal: Journal, *, 
         found = new.find_records((TIMER_TOPIC, TOPIC), msg_id).messages  # of a try whose answer was lost
         if not found:
             properties = {"UNIQ_KEY": msg_id, "TIMER_DELIVER_MS": str(due_ms)}
-            new.sends.send(Message(TOPIC, b"", properties), new.queues(TOPIC)[0])
+            new.sends.send(Message(TOPIC, b"sent", properties), new.queues(TOPIC)[0])
         journal.write(action="sent", id=msg_id, due=due_ms)
         return
     status = _changed(action, old, new, is_rocketmq=is_rocketmq)

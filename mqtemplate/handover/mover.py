@@ -88,6 +88,8 @@ _FAILED_MS = (500, 1_000, 2_000, 5_000)
 _REFUSED_TOPIC_MS = 60_000
 _MARGIN_MS = 60_000
 """The clocks of two machines differ, and a send takes time: stay this much below the longest delay."""
+_MAX_SENDS = 3
+"""Sends of one message that fail although the new broker answers queries: then the message stays in the old one."""
 _RATE_MS = 10_000
 _RECALL_MS = 10_000
 """A message that RocketMQ delivers sooner is not recalled: it answers a recall before it looks for the message."""
@@ -164,6 +166,7 @@ class Mover:
         self._owner = owner or ("embedded" if old.is_embedded else _process_name())
         self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
         self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
+        self._failed_sends: dict[int, tuple[int, Exception]] = {}  # offset -> number of failures, and the last one
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
         self._took_back_ms: int | None = None
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
@@ -416,6 +419,7 @@ class Mover:
             self._old.settle(self._owner, ended)
         for each in ended:
             self._uncertain.pop(each.offset, None)
+            self._failed_sends.pop(each.offset, None)
         self._count(ended)
 
     def _return(self, in_transit: Sequence[TransitMessage]) -> None:
@@ -451,7 +455,11 @@ class Mover:
             if found is not None:
                 yield found
             elif self._clock.steady_ms() - sent_ms >= self._settings.settle_ms:
-                fresh.append(each)
+                failed = self._failed_sends.get(each.offset)
+                if failed is not None and failed[0] >= _MAX_SENDS:
+                    yield self._refuse(each, failed[1])  # RocketMQ fails for an empty body, and does not say why
+                else:
+                    fresh.append(each)
         yield from self._sent(fresh, known)
 
     def _found(self, each: TransitMessage, known: set[str]) -> MovedMessage | None:
@@ -494,6 +502,7 @@ class Mover:
                 yield self._refuse(each, exc)
             except (SendError, BrokerError) as exc:
                 self._uncertain[each.offset] = self._clock.steady_ms()
+                self._failed_sends[each.offset] = self._failed_sends.get(each.offset, (0, exc))[0] + 1, exc
                 failure = exc
             else:
                 yield _moved(each, result.message_queue.broker_name, result.handle)

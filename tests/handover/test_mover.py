@@ -192,6 +192,31 @@ def test_a_target_that_is_down_delays_only_what_may_have_been_sent(brokers: TwoB
     brokers.check()
 
 
+def test_a_message_for_which_the_new_broker_always_fails_stays_and_holds_up_no_other(brokers: TwoBrokers) -> None:
+    """RocketMQ fails for an empty body."""
+    send_async = brokers.new.sends.send_async
+
+    def fail(messages: list[Message], *arguments: object) -> AwaitableFuture[SendResult]:
+        if messages[0].body == b"1":
+            future: AwaitableFuture[SendResult] = AwaitableFuture()
+            future.set_exception(SendError("SYSTEM_ERROR"))
+            return future
+        return send_async(messages, *arguments)  # type: ignore[arg-type]
+
+    brokers.mover._new.sends.send_async = fail  # type: ignore[method-assign,assignment]
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=100_000 + number)
+
+    brokers.advance(60_000)
+
+    assert brokers.new.delayed.count_pending(ALL).total == 2
+    ended = brokers.old.hand_over.moved("M1")
+    assert ended is not None
+    assert ended.reason == "SYSTEM_ERROR"
+    brokers.advance(50_000)
+    brokers.check()
+
+
 # --- kills --------------------------------------------------------------------------------------
 
 
