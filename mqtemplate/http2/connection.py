@@ -522,7 +522,7 @@ class Http2Connection:
         """Free what the connection holds, since it is closed. Return the owners of the streams that were open."""
         self._data, self._at, self._block = b"", 0, None
         self._handlers.clear()  # they refer to this object, and the other one to the owner
-        self._open_stream = _open_none
+        self._open_stream, self._on_processed = _open_none, _do_nothing
         return self.outbound.end_all()
 
     def go_away(self, error: Http2Error) -> Http2Error:
@@ -530,6 +530,10 @@ class Http2Connection:
         self.is_going_away = True
         self.outbound.emit(frames.goaway_frame(self.last_stream_id, error.code, error.reason))
         return error
+
+
+def _do_nothing() -> None:
+    """Take the place of a function of the owner of a closed connection."""
 
 
 def _ping_payload(number: int) -> bytes:

@@ -247,17 +247,15 @@ class GrpcCall:
     def when_read(self, on_read: Callable[[], None]) -> bool:
         """Call *on_read* in the I/O thread, from which this is called after `finish`, when the client has read it all.
 
-        It is not called if the client resets the call, or if the connection ends: the client may have read it or not.
-        What the socket has accepted is not read yet, but a client responds to a PING after all that it read before.
+        What the socket has accepted is not read yet, but a client responds to a PING after all that it read before. If
+        the client resets the call, or the connection ends, *on_read* is not called: it may have been read or not.
 
         Returns:
             False if the client's windows do not permit to send the whole response yet: call this again later.
         """
-        if self._stream.is_open:
-            return False
-        if not self._is_lost:
+        if not self._stream.is_open and not self._is_lost:
             self.connection.when_read(self._stream, partial(self._notify, on_read))
-        return True
+        return not self._stream.is_open
 
     # --- receiving: in the I/O thread ---------------------------------------------------------------
 
