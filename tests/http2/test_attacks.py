@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.http2 import frames, grpc_call
+from mqtemplate.http2 import frames, grpc_server
 from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, settings_frame, window_update_frame
 from mqtemplate.http2.grpc_server import GrpcConnection, GrpcLimits, GrpcStatus, Http2Limits
 from mqtemplate.http2.hpack import HpackEncoder
@@ -335,7 +335,7 @@ def test_the_calls_of_a_lost_connection_end_a_turn_at_a_time(
     start_grpc: StartGrpc, open_socket: OpenSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be a thousand, and each may have to be cancelled in other parts of the server."""
-    monkeypatch.setattr(grpc_call, "TURN_S", 0.0)  # one call in each turn
+    monkeypatch.setattr(grpc_server, "TURN_S", 0.0)  # one call in each turn
     server = start_grpc()
     many, other = open_socket(server), open_socket(server)
     many.send(*(call(number, HOLD, b"x") for number in range(1, 201, 2)))
@@ -352,7 +352,7 @@ def test_the_calls_of_a_lost_connection_end_a_turn_at_a_time(
 def test_a_stop_ends_the_calls_of_all_connections(
     start_grpc: StartGrpc, open_socket: OpenSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_call, "TURN_S", 0.0)
+    monkeypatch.setattr(grpc_server, "TURN_S", 0.0)
     server = start_grpc()
     peer = open_socket(server)
     peer.send(*(call(number, HOLD, b"x") for number in range(1, 201, 2)))
