@@ -13,6 +13,7 @@ import atexit
 import os
 import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from mqtemplate.event_log import get_logger
 
 _log = get_logger("mqtemplate.context")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WAKE_S, _WAKES = 0.05, 100
 LONGEST_WAIT_S = 0.25
 """Python handles a signal between two instructions: one that arrives just before a wait blocks is handled when the
 wait ends."""
@@ -40,6 +42,42 @@ def handled_signals(handler: Callable[[int, FrameType | None], None], *numbers: 
 
 def _interrupt_main_thread() -> None:
     raise KeyboardInterrupt
+
+
+@contextmanager
+def _prompt_handlers(is_handled: Callable[[], bool]) -> Iterator[None]:
+    """Let the main thread handle a signal soon, also if it arrives just before that thread waits for a lock.
+
+    Python would call the handler after the wait, which may be hours. So a thread that learns of each signal at once
+    wakes the main thread by a signal of its own, whose handler does nothing, until the handler was called.
+    """
+    is_possible = hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread()
+    if not is_possible or signal.getsignal(signal.SIGURG) is not signal.SIG_DFL:
+        yield
+        return
+    main_thread, (reading, writing) = threading.get_ident(), socket.socketpair()
+    ended = threading.Event()
+
+    def wake_main_thread() -> None:
+        while number := reading.recv(1):
+            for _ in range(_WAKES if number[0] in _SIGNALS else 0):  # the application may have a handler of its own
+                if is_handled() or ended.is_set():
+                    break
+                signal.pthread_kill(main_thread, signal.SIGURG)
+                ended.wait(_WAKE_S)
+
+    with reading, handled_signals(lambda number, frame: None, signal.SIGURG):
+        writing.setblocking(False)
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=wake_main_thread, name="mqtemplate-signals", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            signal.set_wakeup_fd(before)
+            writing.close()
+            thread.join()
 
 
 class StopRequests:
@@ -92,7 +130,8 @@ class StopRequests:
         """
         self._interrupt = interrupt
         try:
-            yield
+            with _prompt_handlers(lambda: self.signalled):
+                yield
         finally:
             self._interrupt = None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from textwrap import dedent
 
@@ -132,3 +134,31 @@ def test_after_the_first_signal_the_kernel_ends_the_process_at_the_second() -> N
     assert requests.wait() == "SIGTERM"
     assert after == [signal.SIG_DFL, signal.SIG_DFL]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="this system does not mask signals of one thread")
+def test_a_signal_ends_a_wait_that_it_does_not_interrupt() -> None:
+    """It is as if it arrived just before the main thread waits. Python calls the handler after the wait, if nothing
+    wakes the thread."""
+    begins = threading.Event()
+
+    def interrupt() -> None:
+        begins.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def wait() -> None:
+        begins.set()
+        threading.Event().wait(LONG_S)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    requests = StopRequests()
+    with requests.from_signals():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the other thread gets it
+        try:
+            with requests.interrupting(), pytest.raises(KeyboardInterrupt):
+                wait()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    other.join()
+    assert requests.signalled

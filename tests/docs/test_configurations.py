@@ -240,7 +240,7 @@ def parse(words: Sequence[str]) -> None:
         uvicorn_command.make_context("uvicorn", arguments)
         return
     assert Path(program).name == "mqtemplate", words
-    command, context = _program(arguments), None
+    command, context = _program(tuple(arguments[:1])), None
     while True:
         context = command.make_context(command.name or "mqtemplate", arguments, parent=context)
         if not hasattr(command, "resolve_command"):
