@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -49,10 +49,22 @@ class Result(NamedTuple):
 
 
 class Side:
-    """A server and its client. Both are stopped except in `running`."""
+    """A server and its client. Both are stopped except in `running`.
 
-    def __init__(self, name: str, server_pid: int, client: subprocess.Popen[str], errors: Path) -> None:
+    Args:
+        wait_until_ready: Called when both run again. A name server forgets a broker that was stopped for two minutes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        server_pid: int,
+        client: subprocess.Popen[str],
+        errors: Path,
+        wait_until_ready: Callable[[], object],
+    ) -> None:
         self.name = name
+        self._wait_until_ready = wait_until_ready
         self._pids = (server_pid, client.pid)
         self._client = client
         self._errors = errors
@@ -62,6 +74,7 @@ class Side:
         for pid in self._pids:
             os.kill(pid, signal.SIGCONT)
         try:
+            self._wait_until_ready()
             yield
         finally:
             for pid in self._pids:
@@ -86,14 +99,16 @@ class Side:
 
 
 @contextmanager
-def client(name: str, server_pid: int, endpoint: str) -> Iterator[Side]:
-    """Run the client of a server."""
+def client(
+    name: str, server_pid: int, endpoint: str, wait_until_ready: Callable[[], object] = lambda: None
+) -> Iterator[Side]:
+    """Run the client of a server; see `Side`."""
     with scratch_home("grpc-load") as home, (home / "errors.out").open("w+") as errors:
         command = command_line("grpc", home, "GrpcLoad", endpoint, str(len(BODY)), heap_mib=1_024, flags=())
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=home
         )
-        side = Side(name, server_pid, process, home / "errors.out")
+        side = Side(name, server_pid, process, home / "errors.out", wait_until_ready)
         try:
             yield side
         finally:
@@ -110,7 +125,7 @@ def rocketmq(folder: Path) -> Iterator[Side]:
         server = GrpcServer(proxy.endpoint, names.address)
         wait_until_registered(server, folder)
         _create(server)
-        with client(_PEER, proxy.pid, proxy.endpoint) as side:
+        with client(_PEER, proxy.pid, proxy.endpoint, lambda: wait_until_registered(server, folder)) as side:
             yield side
 
 
