@@ -25,7 +25,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
     SetMessageRequestModeRequestBody,
 )
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
-from mqtemplate.remoting.protocol.headers.group import GetConsumeStatsRequestHeader
+from mqtemplate.remoting.protocol.headers.group import GetConsumeStatsRequestHeader, GetMaxOffsetRequestHeader
 from mqtemplate.remoting.protocol.headers.pop import ChangeInvisibleTimeResponseHeader, PopMessageResponseHeader
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.remoting.settings import RemotingClientSettings
@@ -130,6 +130,12 @@ class Steps:
             header = send_header(topic, producer_group="p", queue_id=0, properties=properties)
             response = self._wire.request(RequestCode.SEND_MESSAGE_V2, header, text)
             assert response.code == ResponseCode.SUCCESS, response
+        end = int(response.ext_fields["queueOffset"]) + 1
+        eventually(lambda: self.max_offset(topic) == end, "RocketMQ has the messages in its consume queue")
+
+    def max_offset(self, topic: str) -> int:
+        header = GetMaxOffsetRequestHeader(topic=topic, queue_id=0)
+        return int(self._wire.request(RequestCode.GET_MAX_OFFSET, header).ext_fields["offset"])
 
     def pop(self, label: str, **fields: Any) -> list[Popped]:
         response = self._client.send_pop(**{"poll_time": 0} | fields)
