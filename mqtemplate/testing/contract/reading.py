@@ -135,7 +135,7 @@ class QueryContract:
 
         message = under_test.broker.reader.message_by_id(sent.offset_msg_id)
 
-        assert message == under_test.broker.reader.pull(queue, 0).messages[0]
+        assert message == under_test.stored(queue, 2)[0]
         assert message is not None
         assert (message.body, message.msg_id, message.offset_msg_id) == (b"found", sent.msg_id, sent.offset_msg_id)
 

@@ -35,7 +35,7 @@ class SendContract:
         properties = {Property.TAGS: "paid", Property.KEYS: "4466 4467", "region": "EU-ß"}
 
         result = under_test.broker.sends.send(Message(topic, b"\x00body\xff", properties, flag=7))
-        [message] = under_test.broker.reader.pull(result.message_queue, 0).messages
+        [message] = under_test.stored(result.message_queue, 1)
 
         assert (message.topic, message.body, message.flag) == (topic, b"\x00body\xff", 7)
         assert (message.tags, message.keys, message.properties["region"]) == ("paid", "4466 4467", "EU-ß")
@@ -72,7 +72,7 @@ class SendContract:
         for number in range(20):
             under_test.send(queue.topic, str(number), queue)
 
-        assert bodies(under_test.broker.reader.pull(queue, 0).messages) == [str(number) for number in range(20)]
+        assert bodies(under_test.stored(queue, 20)) == [str(number) for number in range(20)]
 
     def test_an_unknown_topic_is_created(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.name("unknown")
@@ -113,7 +113,7 @@ class SendContract:
 
         result = under_test.broker.sends.send_batch([Message(topic, b"%d" % number) for number in range(5)])
 
-        messages = under_test.broker.reader.pull(result.message_queue, result.queue_offset).messages
+        messages = under_test.stored(result.message_queue, 5)
         assert bodies(messages) == ["0", "1", "2", "3", "4"]
         assert result.msg_id.split(",") == [message.msg_id for message in messages]
         assert result.offset_msg_id.split(",") == [message.offset_msg_id for message in messages]
@@ -124,7 +124,7 @@ class SendContract:
 
         queue = under_test.broker.sends.send_batch(batch).message_queue
 
-        messages = under_test.broker.reader.pull(queue, 0).messages
+        messages = under_test.stored(queue, 2)
         assert [(message.tags, message.keys) for message in messages] == [("x", None), (None, "4466")]
 
     def test_a_batch_is_stored_in_the_given_queue(self, under_test: BrokerUnderTest) -> None:
@@ -153,7 +153,7 @@ class SendContract:
         two = under_test.result(under_test.broker.sends.send_async([Message(topic, b"two"), Message(topic, b"three")]))
 
         assert (one.send_status, two.send_status) == (SendStatus.SEND_OK, SendStatus.SEND_OK)
-        assert bodies(under_test.broker.reader.pull(one.message_queue, 0).messages) == ["one", "two", "three"]
+        assert bodies(under_test.stored(one.message_queue, 3)) == ["one", "two", "three"]
 
     def test_each_of_many_messages_at_the_same_time_has_its_own_position(self, under_test: BrokerUnderTest) -> None:
         """A broker may receive them in fewer requests. Their results, and what is stored, are as of single ones."""

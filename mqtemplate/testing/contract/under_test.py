@@ -161,9 +161,17 @@ class BrokerUnderTest:
         for text in messages:
             body, _, tag = text.partition("#")
             self.send(queue.topic, body, tag=tag or None)
-        # A broker may dispatch messages to their queue a moment after it has acknowledged them.
-        self.until(lambda: self.broker.reader.max_offset(queue) >= len(messages), "the messages are in their queue")
+        self._wait_until_stored(queue, len(messages))
         return queue
+
+    def stored(self, queue: MessageQueue, count: int) -> list[MessageExt]:
+        """Return the messages of a queue when it has *count* of them."""
+        self._wait_until_stored(queue, count)
+        return self.broker.reader.pull(queue, 0).messages
+
+    def _wait_until_stored(self, queue: MessageQueue, count: int) -> None:
+        # A broker may dispatch messages to their queue a moment after it has acknowledged them.
+        self.until(lambda: self.broker.reader.max_offset(queue) >= count, "the messages are in their queue")
 
     def until(self, happened: Callable[[], bool], what: str, timeout_ms: int = 0) -> None:
         """Let time pass until the broker has done something on its own."""
