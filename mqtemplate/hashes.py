@@ -15,7 +15,7 @@ try:
 except ImportError:
     from zlib import crc32
 
-__all__ = ["crc32", "java_string_hash", "tags_code"]
+__all__ = ["crc32", "java_string_hash", "queue_number", "tags_code"]
 
 _UTF_16 = f"utf-16-{sys.byteorder[0]}e"
 _UNITS_A_STEP = 16
@@ -34,6 +34,16 @@ def java_string_hash(text: str) -> int:
             value = 31 * value + unit
         value &= 0xFFFF_FFFF
     return value - 0x1_0000_0000 if value & 0x8000_0000 else value
+
+
+def queue_number(hash_key: str, count: int) -> int:
+    """Return which of *count* queues a Java client selects for this key: ``|hashCode % queues|``.
+
+    Java's remainder has the sign of the dividend, so its absolute value is the remainder of the absolute value.
+
+    Source: RocketMQ ``SelectMessageQueueByHash``.
+    """
+    return abs(java_string_hash(hash_key)) % count
 
 
 def tags_code(tags: str | None) -> int:

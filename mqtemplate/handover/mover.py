@@ -70,7 +70,7 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.hashes import java_string_hash
+from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
@@ -515,8 +515,7 @@ class Mover:
         """Return the queue of a message: the same number, or with a sharding key the one that producers choose."""
         queues = self._new.queues(each.topic)
         key = each.message.properties.get(Property.SHARDING_KEY)
-        # As `select_queue_by_hash` of the template does: so the messages of one key stay in one queue.
-        return queues[(each.queue_id if key is None else abs(java_string_hash(key))) % len(queues)]
+        return queues[each.queue_id % len(queues) if key is None else queue_number(key, len(queues))]
 
     def _refuse(self, each: TransitMessage, error: Exception) -> MovedMessage:
         is_topic = isinstance(error, (DestinationError, UnsupportedError))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mqtemplate.broker import Broker, Capability
 from mqtemplate.errors import DelayError, MessageError, ScheduleError, UnsupportedError
-from mqtemplate.hashes import java_string_hash
+from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, split_keys
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.scheduling.schedule import check_name, is_name
@@ -269,7 +269,7 @@ class ScheduleTopic:
 
     def _queue_of(self, schedule: str) -> MessageQueue:
         queues = self.broker.queues(self.name)
-        return queues[abs(java_string_hash(schedule)) % len(queues)]
+        return queues[queue_number(schedule, len(queues))]
 
 
 def _is_run(message: MessageExt) -> bool:

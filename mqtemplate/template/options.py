@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 from mqtemplate.durations import Duration
 from mqtemplate.errors import DestinationError, MessageError
-from mqtemplate.hashes import java_string_hash
+from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageQueue, Property, property_text
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.topics import check_topic
@@ -85,13 +85,8 @@ def hash_key_text(hash_key: object) -> str:
 
 
 def select_queue_by_hash(queues: Sequence[MessageQueue], message: Message, hash_key: str) -> MessageQueue:
-    """Return the queue that a Java client selects for this key: ``|hashCode % queues|``.
-
-    Java's remainder has the sign of the dividend, so its absolute value is the remainder of the absolute value.
-
-    Source: RocketMQ ``SelectMessageQueueByHash``.
-    """
-    return queues[abs(java_string_hash(hash_key)) % len(queues)]
+    """Return the queue that a Java client selects for this key; see `queue_number`."""
+    return queues[queue_number(hash_key, len(queues))]
 
 
 # --- options ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from mqtemplate.broker import Broker, Capability, MessageSends
 from mqtemplate.errors import ConfigurationError, MessageError, SparkError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import java_string_hash
+from mqtemplate.hashes import queue_number
 from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequence
 from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import SendResult, SequencedResult
@@ -296,8 +296,7 @@ class QueueChooser:
             if queue_id is not None:
                 queue = _with_id(queues, message.topic, queue_id)
             elif sharding_key is not None:
-                # The same queue as `select_queue_by_hash`, whose package loads what executors do not have.
-                queue = queues[abs(java_string_hash(sharding_key)) % len(queues)]
+                queue = queues[queue_number(sharding_key, len(queues))]
             else:
                 queue = queues[shared % len(queues)]
             chosen.append((message, queue))
