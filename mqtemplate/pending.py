@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 from mqtemplate.errors import MessageError
-from mqtemplate.message import key_text
+from mqtemplate.message import Message, key_text, split_keys
 
 __all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "ScheduleChange", "ScheduleChangeStatus"]
 
@@ -42,6 +43,20 @@ class ScheduleChange:
     count: int = 0
     handles: tuple[str, ...] = ()
     broker: str | None = None
+
+
+def total_change(changes: Sequence[ScheduleChange], order: Sequence[ScheduleChangeStatus]) -> ScheduleChange:
+    """Return one result for several changes. If one of them changed a message, its status counts.
+
+    Args:
+        order: Where nothing was changed, the first of these statuses that one of *changes* has counts.
+    """
+    done = [change for change in changes if change.count]
+    statuses = {change.status for change in done or changes}
+    status = next((status for status in order if status in statuses), ScheduleChangeStatus.UNKNOWN)
+    names = dict.fromkeys(change.broker for change in done or changes if change.broker and change.status is status)
+    handles = tuple(handle for change in done for handle in change.handles)
+    return ScheduleChange(status, sum(change.count for change in done), handles, ", ".join(names) or None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +96,17 @@ class PendingQuery:
         if self.with_property is not None and not all(self.with_property):
             raise MessageError(f"with_property must have a name and a value, got {self.with_property!r}")
 
+    def matches(self, message: Message, topic: str, msg_id: str, due_ms: int) -> bool:
+        """Return True for a decoded message that is pending for a topic. *newest* and *namespace* are not compared."""
+        return (
+            self.topic in (None, topic)
+            and self.tag in (None, message.tags)
+            and (self.with_property is None or self.with_property in message.properties.items())
+            and (self.key is None or self.key in (msg_id, *split_keys(message.keys)))
+            and (self.after_ms is None or due_ms >= self.after_ms)
+            and (self.before_ms is None or due_ms < self.before_ms)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingMessage:
@@ -115,6 +141,16 @@ class PendingMessage:
     def deliver_at(self) -> datetime:
         """``deliver_ms`` as a datetime in UTC."""
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.deliver_ms)
+
+
+def check_page_size(max_count: int) -> None:
+    """Check the number of messages of a page.
+
+    Raises:
+        MessageError: It is below 1.
+    """
+    if max_count < 1:
+        raise MessageError(f"max_count must be 1 or more, got {max_count}")
 
 
 @dataclass(frozen=True, slots=True)

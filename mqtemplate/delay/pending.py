@@ -17,7 +17,7 @@ from mqtemplate.errors import MessageError
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import Property
 from mqtemplate.numbers import parse_number
-from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery
+from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery, check_page_size
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import REAL_TOPIC, TAGS, decode_properties, find_property
 from mqtemplate.store.message_store import MessageStore
@@ -87,8 +87,7 @@ class PendingView:
         Args:
             limit: At its end the page is shorter, or empty, and has the cursor after the last compared message.
         """
-        if max_count < 1:
-            raise MessageError(f"max_count must be 1 or more, got {max_count}")
+        check_page_size(max_count)
         scan = _ScanWork(limit, query)
         needs_record = self._needs_record(query)
         messages: list[PendingMessage] = []

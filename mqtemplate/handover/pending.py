@@ -16,7 +16,6 @@ from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.handover.old_broker import OLD_PREFIX
-from mqtemplate.message import split_keys
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -24,6 +23,8 @@ from mqtemplate.pending import (
     PendingQuery,
     ScheduleChange,
     ScheduleChangeStatus,
+    check_page_size,
+    total_change,
 )
 from mqtemplate.user_code import shown
 
@@ -33,7 +34,7 @@ _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
 _MOVED = ScheduleChangeStatus.MOVED
 _MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, _DELIVERED, _MOVED, _UNKNOWN)
-"""Order of the statuses where nothing was changed."""
+"""Order of the statuses where nothing was changed: what was moved may be delivered at the new broker."""
 _SENT_MS = 30_000  # a new mover needs some time to find out what the one before it has sent
 _SENT_STEP_S = 0.02
 _MOST_IN_TRANSIT = 4_096
@@ -78,7 +79,7 @@ class HandOverDelayed(DelayedMessages):
         if key is not None:
             return self._change_by_key(change, _ByName(key=key, topic=topic))
         assert handle is not None
-        return _total([self._change_by_handle(change, part) for part in handle.split(",")])
+        return total_change([self._change_by_handle(change, part) for part in handle.split(",")], _MOST_INFORMATIVE)
 
     def _change_by_handle(self, change: _Change, handle: str) -> ScheduleChange:
         """Change one message. Only a broker that has a message of its name changes it, so asking both is safe."""
@@ -164,8 +165,7 @@ class HandOverDelayed(DelayedMessages):
         *,
         on_compared: Callable[[int], None] | None = None,
     ) -> PendingPage:
-        if max_count < 1:
-            raise MessageError(f"max_count must be 1 or more, got {max_count}")
+        check_page_size(max_count)
         at = _Cursor() if cursor is None else _Cursor.parse(cursor)
         # In this order a message that moves meanwhile is found once or twice, and not missed.
         old = _Side(self._old, OLD_PREFIX + self._old.name, at.old, query, max_count, on_compared)
@@ -196,7 +196,11 @@ class HandOverDelayed(DelayedMessages):
         except (UnsupportedError, BrokerError) as exc:
             _log.debug("hand_over.transit_unknown", reason=str(exc))  # a change of a message in transit says so
             return []
-        return [(broker, each) for broker, each in found if _matches(each, query)]
+        return [
+            (broker, each)
+            for broker, each in found
+            if query.matches(each.message, each.topic, each.msg_id, each.deliver_ms)
+        ]
 
     def _shown(self, transit: TransitMessage) -> PendingMessage:
         message = transit.message
@@ -233,20 +237,6 @@ class HandOverDelayed(DelayedMessages):
         )
 
 
-def _matches(transit: TransitMessage, query: PendingQuery) -> bool:
-    """Return True if a message in transit matches a query."""
-    message = transit.message
-    name, value = query.with_property or ("", "")
-    return (
-        query.topic in (None, transit.topic)
-        and query.tag in (None, message.tags)
-        and (query.key is None or query.key == transit.msg_id or query.key in split_keys(message.keys))
-        and (not name or message.properties.get(name) == value)
-        and (query.before_ms is None or transit.deliver_ms < query.before_ms)
-        and (query.after_ms is None or transit.deliver_ms >= query.after_ms)
-    )
-
-
 # --- results of changes ---------------------------------------------------------------------------
 
 
@@ -266,19 +256,9 @@ def _of(broker_name: str, change: ScheduleChange) -> ScheduleChange:
     return change if change.status is _UNKNOWN else replace(change, broker=broker_name)
 
 
-def _total(changes: Sequence[ScheduleChange]) -> ScheduleChange:
-    """Return one result for several changes. If one of them changed a message, its status counts."""
-    done = [change for change in changes if change.count]
-    statuses = {change.status for change in done or changes}
-    status = next((status for status in _MOST_INFORMATIVE if status in statuses), _UNKNOWN)
-    names = dict.fromkeys(change.broker for change in done or changes if change.broker and change.status is status)
-    handles = tuple(handle for change in done for handle in change.handles)
-    return ScheduleChange(status, sum(change.count for change in done), handles, ", ".join(names) or None)
-
-
 def _checked(changes: Sequence[ScheduleChange], refusal: BrokerError | None) -> ScheduleChange:
     """Return one result. If the old broker may have the message and cannot be reached, raise its error."""
-    total = _total(changes)
+    total = total_change(changes, _MOST_INFORMATIVE)
     if refusal is not None and not total.count:
         raise refusal
     return total

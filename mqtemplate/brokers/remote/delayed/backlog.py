@@ -14,7 +14,7 @@ from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.errors import BrokerError, ConfigurationError, MessageError, OffsetOutOfRangeError, UnsupportedError
-from mqtemplate.message import MessageExt, MessageQueue, Property, split_keys
+from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -387,15 +387,7 @@ class Backlog:
 
     def _matches(self, record: MessageExt, due_ms: int, query: PendingQuery) -> bool:
         topic = self._context.namespace.unwrap(record.properties.get(Property.REAL_TOPIC, ""))
-        return (
-            self.is_own(record)
-            and (query.topic is None or topic == query.topic)
-            and (query.tag is None or record.tags == query.tag)
-            and (query.with_property is None or query.with_property in record.properties.items())
-            and (query.key is None or query.key in (record.msg_id, *split_keys(record.keys)))
-            and (query.after_ms is None or due_ms >= query.after_ms)
-            and (query.before_ms is None or due_ms < query.before_ms)
-        )
+        return self.is_own(record) and query.matches(record, topic, record.msg_id, due_ms)
 
     def _pending_message(self, record: MessageExt, due_ms: int) -> PendingMessage:
         level = record.queue_id + 1 if record.topic == SCHEDULE_TOPIC else 0

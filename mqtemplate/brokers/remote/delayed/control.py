@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -56,6 +56,8 @@ from mqtemplate.pending import (
     PendingQuery,
     ScheduleChange,
     ScheduleChangeStatus,
+    check_page_size,
+    total_change,
 )
 from mqtemplate.remoting.protocol.bodies.own_requests import (
     MAX_HANDLES,
@@ -83,20 +85,6 @@ _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
 _MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, ScheduleChangeStatus.MOVED, _DELIVERED, _UNKNOWN)
 """Order of the statuses where nothing was changed: only one of several servers has stored the message."""
-
-
-def _total(changes: Sequence[ScheduleChange]) -> ScheduleChange:
-    """Return one result for several changes. If one of them changed a message, its status counts."""
-    done = [change for change in changes if change.count]
-    statuses = {change.status for change in done or changes}
-    status = next((status for status in _MOST_INFORMATIVE if status in statuses), _UNKNOWN)
-    handles = tuple(handle for change in done for handle in change.handles)
-    return ScheduleChange(status, sum(change.count for change in done), handles)
-
-
-def _check_page_size(max_count: int) -> None:
-    if max_count < 1:
-        raise MessageError(f"max_count must be 1 or more, got {max_count}")
 
 
 # --- servers of this library ----------------------------------------------------------------------
@@ -205,7 +193,7 @@ class OurServer(DelayedMessages):
                     f"{operation}: broker {each.broker_name!r} answered with unknown status {data.status!r}"
                 )
             changes.append(ScheduleChange(status, data.count, tuple(data.handles)))
-        return _total(changes)
+        return total_change(changes, _MOST_INFORMATIVE)
 
     def _named(self, handle: str | None, key: str | None, topic: str | None) -> list[_Selected]:
         """Return one request for each server; several for many handles."""
@@ -238,7 +226,7 @@ class OurServer(DelayedMessages):
         *,
         on_compared: Callable[[int], None] | None = None,
     ) -> PendingPage:
-        _check_page_size(max_count)
+        check_page_size(max_count)
         cursors = {} if cursor is None else decode_cursor(cursor)
         scan = self._scan(on_compared)
         lists = [
@@ -416,7 +404,7 @@ class RocketMQCluster(DelayedMessages):
         on_compared: Callable[[int], None] | None = None,
     ) -> PendingPage:
         """See `DelayedMessages.pending`. Each page reads all pending messages."""
-        _check_page_size(max_count)
+        check_page_size(max_count)
         after = parse_cursor(cursor)
         rows = ((position_of(timer), message) for timer, message in self._rows(query, on_compared))
         found = heapq.nsmallest(max_count + 1, (row for row in rows if row[0] > after), key=lambda row: row[0])
@@ -524,13 +512,15 @@ class RocketMQCluster(DelayedMessages):
         RocketMQ answers a recall before it has found the message. A message that is due within the next second may be
         delivered although the status is ``CANCELLED``.
         """
-        return _total([self._cancel(state) for state in self._find(handle, key, topic)])
+        return total_change([self._cancel(state) for state in self._find(handle, key, topic)], _MOST_INFORMATIVE)
 
     def reschedule(
         self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; the class describes its steps."""
-        return _total([self._reschedule(state, deliver_ms) for state in self._find(handle, key, topic)])
+        return total_change(
+            [self._reschedule(state, deliver_ms) for state in self._find(handle, key, topic)], _MOST_INFORMATIVE
+        )
 
     def _cancel(self, state: MessageState) -> ScheduleChange:
         if not state.handles:
