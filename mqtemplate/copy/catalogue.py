@@ -490,6 +490,22 @@ class Catalogue:
         """
         return decode(f"{self.objects.url}: {name.object}", self.objects.get(name.object))
 
+    def merged_piece(self, piece: Piece) -> tuple[Piece, Segment]:
+        """Return a piece and its segment, or those that have replaced it since the names were read.
+
+        Raises:
+            CopyError: It is missing or damaged.
+        """
+        name, segment = self.merged_segment(piece.name)
+        return Piece(name, max(piece.end, min(name.end, piece.limit)), piece.limit), segment
+
+    def missing(self, physical_offset: int, advice: str) -> CopyError:
+        """Return the error for bytes of the log that no segment has."""
+        return CopyError(
+            f"{self.objects.url}: the bytes of the commit log from physical offset {physical_offset} on are missing; "
+            f"see what else is with 'mqtemplate copy verify', and {advice}"
+        )
+
     def merged_segment(self, name: SegmentName) -> tuple[SegmentName, Segment]:
         """Return a segment, or the one that has replaced it since the names were read, with its name.
 

@@ -51,6 +51,7 @@ _ANSWER_FILE = "standby/refused.json"
 _WARM_BYTES = 64 << 20
 _WARM_MS = 60_000
 _LOOK_MS = 500
+_AGAIN = "follow it in an empty folder after its next snapshot"
 
 Waiting = Callable[[int], None]
 """Function that is called with the milliseconds that a follower will wait for the lease of the owner at least."""
@@ -133,6 +134,7 @@ class Follower:
             )
         self.url = url or (self.state.url if self.state is not None else "")
         self._objects = open_objects(self.url, options)
+        self._files = FolderStoreFiles(self.path, is_standby=True)
         self._lock = FolderLock(self.path / _FOLDER, Disk())
         self._epochs: Sequence[Epoch] = ()
         self._owner = OwnerWatch()
@@ -167,7 +169,7 @@ class Follower:
             if piece.end > state.end or piece.name.last_ms > state.moment_ms:
                 self._write_piece(catalogue, state, piece)
         if state.end < state.tables_end:
-            raise self._missing(state)
+            raise catalogue.missing(state.end, _AGAIN)
         if state.epoch != epoch.number:
             state.epoch = epoch.number
             self._save()
@@ -218,16 +220,16 @@ class Follower:
         return self.state
 
     def _write_piece(self, catalogue: Catalogue, state: StandbyState, piece: Piece) -> None:
-        name, segment = catalogue.merged_segment(piece.name)
-        end = max(piece.end, min(name.end, piece.limit))
-        if end > state.end:
-            if name.start > state.end:
-                raise self._missing(state)
-            data = segment.log[state.end - name.start : end - name.start]
+        piece, segment = catalogue.merged_piece(piece)
+        if piece.end > state.end:
+            first = piece.name.start
+            if first > state.end:
+                raise catalogue.missing(state.end, _AGAIN)
+            data = segment.log[state.end - first : piece.end - first]
             write_log(self.path / "commitlog", state.file_size, state.end, data)
-            for start in range(state.end - state.end % state.file_size, end, state.file_size):
+            for start in range(state.end - state.end % state.file_size, piece.end, state.file_size):
                 sync_file(self.path / "commitlog" / file_name(start))
-            state.end, state.is_warm = end, False
+            state.end, state.is_warm = piece.end, False
         for moment in segment.moments:
             if moment.time_ms > state.moment_ms and moment.end <= state.end:
                 self._write_tables(moment)
@@ -236,25 +238,14 @@ class Follower:
 
     def _write_tables(self, moment: Moment) -> None:
         for name, data in moment.tables.items():
-            path = self.path / _FOLDER / name
             if data is None:
-                path.unlink(missing_ok=True)
+                self._files.delete(f"{_FOLDER}/{name}")
             else:
-                write_table(path, data)
-
-    def _missing(self, state: StandbyState) -> CopyError:
-        return CopyError(
-            f"{self.url}: the bytes of the commit log from physical offset {state.end} on are missing; see what else "
-            "is with 'mqtemplate copy verify', and follow it in an empty folder after its next snapshot"
-        )
+                self._files.write_bytes(f"{_FOLDER}/{name}", data)
 
     def _save(self) -> None:
         assert self.state is not None, "the directory has begun"
-        new = self.path / f"{STANDBY_FILE}.tmp"
-        write_table(new, to_json(asdict(self.state)))
-        with disk_errors("write", self.path / STANDBY_FILE):
-            new.replace(self.path / STANDBY_FILE)
-            Disk().sync_folder(new.parent)
+        self._files.write_bytes(STANDBY_FILE, to_json(asdict(self.state)))
 
     def _delete_old(self, catalogue: Catalogue, epoch: Epoch, state: StandbyState) -> None:
         """Delete the files of the log that the owner had deleted before its last snapshot."""
@@ -283,9 +274,8 @@ class Follower:
         state = self.state
         assert state is not None, "the directory has begun"
         self._take_tables()
-        files = FolderStoreFiles(self.path, is_standby=True)
         clock = VirtualClock(max(state.moment_ms, 1))
-        with EmbeddedBroker(self.path, self._settings, clock, store_files=files) as broker:
+        with EmbeddedBroker(self.path, self._settings, clock, store_files=self._files) as broker:
             summary = summary_of(broker, create_missing_topics(broker))
         if summary.end_offset != state.end:
             raise StoreError(
@@ -298,7 +288,8 @@ class Follower:
         return summary
 
     def _take_tables(self) -> None:
-        copied = {path.name: path.read_bytes() for path in (self.path / _FOLDER / "config").iterdir()}
+        found = [path for path in (self.path / _FOLDER / "config").iterdir() if is_copied_table(path.name)]
+        copied = {path.name: path.read_bytes() for path in found}
         (self.path / "config").mkdir(mode=0o700, exist_ok=True)
         for path in (self.path / "config").iterdir():
             if is_copied_table(path.name) and path.name not in copied:
@@ -344,9 +335,7 @@ class Follower:
         state = self.state
         assert state is not None, "the directory has begun"
         summary = self.warm()
-        with disk_errors("delete", self.path / STANDBY_FILE):
-            (self.path / STANDBY_FILE).unlink()
-            Disk().sync_folder(self.path / _FOLDER)
+        self._files.delete(STANDBY_FILE)
         self._lock.release()
         shutil.rmtree(self.path / _FOLDER, ignore_errors=True)
         _log.info("copy.promoted", path=str(self.path), end_offset=state.end, moment=time_text(state.moment_ms))
@@ -409,15 +398,13 @@ def read_state(path: Path) -> StandbyState | None:
     Raises:
         StoreError: The file is damaged.
     """
-    file = path / STANDBY_FILE
-    with disk_errors("read", file):
-        if not file.exists():
-            return None
-        text = file.read_text("utf-8")
+    text = FolderStoreFiles(path).read_bytes(STANDBY_FILE)
+    if text is None:
+        return None
     try:
         return StandbyState(**json.loads(text))
     except (ValueError, TypeError) as exc:
-        raise StoreError(f"{file} is damaged: {exc}; follow the copy in an empty folder") from exc
+        raise StoreError(f"{path / STANDBY_FILE} is damaged: {exc}; follow the copy in an empty folder") from exc
 
 
 def _check_empty(path: Path, url: str | None) -> None:
@@ -446,14 +433,14 @@ def request_promotion(path: Path, *, force: bool, clock: Clock | None = None) ->
     Raises:
         CopyError: It refuses, or it has ended.
     """
-    clock = clock or SystemClock()
-    (path / _ANSWER_FILE).unlink(missing_ok=True)
-    write_table(path / _REQUEST_FILE, to_json({"force": force}))
-    while (path / STANDBY_FILE).exists():
-        if (path / _ANSWER_FILE).exists():
-            raise CopyError(str(json.loads((path / _ANSWER_FILE).read_text("utf-8"))["reason"]))
+    clock, files = clock or SystemClock(), FolderStoreFiles(path)
+    files.delete(_ANSWER_FILE)
+    files.write_bytes(_REQUEST_FILE, to_json({"force": force}))
+    while files.exists(STANDBY_FILE):
+        if (answer := files.read_bytes(_ANSWER_FILE)) is not None:
+            raise CopyError(str(json.loads(answer)["reason"]))
         if not is_running(path):
-            (path / _REQUEST_FILE).unlink(missing_ok=True)
+            files.delete(_REQUEST_FILE)
             raise CopyError(f"the process that kept {path} current has ended; promote it again")
         clock.sleep(_LOOK_MS / 1_000)
 
@@ -468,6 +455,7 @@ class FollowLoop:
 
     def __init__(self, follower: Follower, interval_ms: int, report: Callable[[str], None]) -> None:
         self._follower = follower
+        self._files = FolderStoreFiles(follower.path)
         self._interval_ms = interval_ms
         self._report = report
         self._error: str | None = None
@@ -503,18 +491,18 @@ class FollowLoop:
             self._report(f"current until {time_text(self._follower.state.moment_ms)}; it follows on")
 
     def _answer_request(self) -> Promotion | None:
-        request = self._follower.path / _REQUEST_FILE
-        if not request.exists():
+        request = self._files.read_bytes(_REQUEST_FILE)
+        if request is None:
             return None
-        force = bool(json.loads(request.read_text("utf-8")).get("force"))
-        request.unlink()
+        force = bool(json.loads(request).get("force"))
+        self._files.delete(_REQUEST_FILE)
         try:
             return self._follower.promote(
                 force=force, on_wait=lambda milliseconds: self._report(_waiting_text(milliseconds))
             )
         except MQTemplateError as exc:
             self._report(f"not promoted: {exc}")
-            write_table(self._follower.path / _ANSWER_FILE, to_json({"reason": str(exc)}))
+            self._files.write_bytes(_ANSWER_FILE, to_json({"reason": str(exc)}))
             return None
 
 

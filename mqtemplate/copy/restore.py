@@ -348,8 +348,8 @@ class _Restoring:
     def _write_piece(self, piece: Piece) -> None:
         if self._last is not None and self._last.has(piece.name):
             return  # it was merged while this restore runs, and is written
-        self._last, segment = self._catalogue.merged_segment(piece.name)
-        piece = Piece(self._last, max(piece.end, min(self._last.end, piece.limit)), piece.limit)
+        piece, segment = self._catalogue.merged_piece(piece)
+        self._last = piece.name
         until_ms = self._plan.until_ms
         earlier = [each for each in segment.moments if until_ms is None or each.time_ms <= until_ms]
         for moment in earlier:
@@ -374,10 +374,7 @@ class _Restoring:
                 self._add_later_topics(segment.moments)
 
     def _missing(self) -> CopyError:
-        return CopyError(
-            f"{self._catalogue.objects.url}: the bytes of the commit log from physical offset {self._at} on are "
-            "missing; see what else is with 'mqtemplate copy verify', and restore to an earlier moment"
-        )
+        return self._catalogue.missing(self._at, "restore to an earlier moment")
 
     def _add_later_topics(self, moments: Sequence[Moment]) -> None:
         """Add topics whose first message is in the log, and whose table was copied a moment later."""
