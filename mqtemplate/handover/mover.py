@@ -101,8 +101,7 @@ class MoverSettings:
 
     Attributes:
         rate: Most messages in a second.
-        max_early_ms: How early a message may be delivered by a new broker without timers, which has levels only; 0 for
-            never. A message that no level suits stays in the old broker until it is due.
+        max_early_ms: Not used yet: a new broker without timers gets no messages, and the old one releases them.
         lead_ms: A message that is due sooner stays, and the old broker releases it.
         lease_ms: Time after which another process may take over, if this one does not renew its lock.
         settle_ms: Time after a send without an answer, or after the start, until a message that the new broker does not
@@ -326,10 +325,10 @@ class Mover:
             return _IDLE_MS
         pending = [each for each in backs if not each.is_recalled]
         gone = [each for each in pending if not self._is_pending(each)]
-        self._old.settle(self._owner, [_moved(each, "", None) for each in gone])
+        self._old.settle(self._owner, [_moved(each) for each in gone])
         missing = {each.offset for each in gone}
         recalled = [each for each in pending if each.offset not in missing]
-        self._old.settle(self._owner, [replace(_moved(each, "", None), end=TransitEnd.RECALLED) for each in recalled])
+        self._old.settle(self._owner, [replace(_moved(each), end=TransitEnd.RECALLED) for each in recalled])
         ended = [self._recalled(each) for each in backs if each.offset not in missing]
         self._old.settle(self._owner, ended)
         self._count(ended)
@@ -361,7 +360,7 @@ class Mover:
         status = self._new.delayed.cancel(key=each.msg_id, topic=each.topic).status
         is_back = status is ScheduleChangeStatus.CANCELLED
         end = TransitEnd.RETURNED if is_back else TransitEnd.MOVED
-        return replace(_moved(each, "", None), end=end, may_move_again=True)
+        return replace(_moved(each), end=end, may_move_again=True)
 
     def _renew(self) -> bool:
         """Take or renew the lock. A new owner does not know what the owner before it has sent."""
@@ -425,7 +424,7 @@ class Mover:
     def _return(self, in_transit: Sequence[TransitMessage]) -> None:
         """End the transit of messages that were certainly not sent: the old broker releases them if they are due."""
         unsent = [each for each in in_transit if self._sent_ms(each) is None]
-        returned = [replace(_moved(each, "", None), end=TransitEnd.RETURNED, may_move_again=True) for each in unsent]
+        returned = [replace(_moved(each), end=TransitEnd.RETURNED, may_move_again=True) for each in unsent]
         self._end(returned)
 
     def _sent_ms(self, each: TransitMessage) -> int | None:
@@ -471,7 +470,7 @@ class Mover:
         found = self._new.find_records((TIMER_TOPIC, SCHEDULE_TOPIC, each.topic), each.msg_id)
         for record in found.messages:
             if record.properties.get(Property.HAND_OVER) == each.move_id:
-                return _moved(each, record.broker_name, None)
+                return _moved(each, record.broker_name)
         if missing := known - found.brokers:
             raise BrokerError(
                 f"message {each.msg_id} may have been sent to broker {', '.join(sorted(missing))}, which is not in the "
@@ -522,10 +521,10 @@ class Mover:
         if is_topic:
             self._refused[each.topic] = self._clock.steady_ms() + _REFUSED_TOPIC_MS
         self._failed_log.warning("hand_over.refused", topic=each.topic, msg_id=each.msg_id, reason=str(error))
-        return replace(_moved(each, "", None), end=TransitEnd.RETURNED, reason=str(error), may_move_again=is_topic)
+        return replace(_moved(each), end=TransitEnd.RETURNED, reason=str(error), may_move_again=is_topic)
 
 
-def _moved(each: TransitMessage, broker_name: str, handle: str | None) -> MovedMessage:
+def _moved(each: TransitMessage, broker_name: str = "", handle: str | None = None) -> MovedMessage:
     return MovedMessage(
         msg_id=each.msg_id,
         topic=each.topic,

@@ -369,8 +369,8 @@ class RemoteHandOver(OldBroker):
     def _change(self, action: str, value: object = None, owner: str | None = None) -> Any:
         return self._call(RequestCode.CHANGE_HAND_OVER, action, value, owner=owner)
 
-    def _state(self, value: Any) -> HandOverState:
-        state = HandOverState.from_json(json.dumps(value))
+    def _state(self, text: str) -> HandOverState:
+        state = HandOverState.from_json(text)
         unwrap = self._namespace.unwrap
         return replace(state, topics=tuple(map(unwrap, state.topics)), groups=tuple(map(unwrap, state.groups)))
 
@@ -416,7 +416,7 @@ class RemoteHandOver(OldBroker):
         return int(self._change("reserve", {"count": max_count, "filter": chosen.to_json()}, owner))
 
     def transit(self, max_count: int = 1_000) -> list[TransitMessage]:
-        found = [TransitMessage.from_json(json.dumps(each)) for each in self._change("transit", max_count)]
+        found = [TransitMessage.from_json(text) for text in self._change("transit", max_count)]
         for each in found:
             each.message.topic = self._namespace.unwrap(each.topic)
         return found
@@ -440,7 +440,7 @@ class RemoteHandOver(OldBroker):
         value = self._get("moved", msg_id=msg_id, topic=None if topic is None else self._namespace.wrap(topic))
         if value is None:
             return None
-        ended = MovedMessage.from_json(json.dumps(value))
+        ended = MovedMessage.from_json(value)
         return replace(ended, topic=self._namespace.unwrap(ended.topic))
 
     def is_reserved(self, msg_id: str, topic: str | None = None) -> bool:

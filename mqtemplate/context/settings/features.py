@@ -204,7 +204,7 @@ class HandOverSettings(Properties):
     rate: int = Field(1_000, ge=1, le=100_000)
     """Most pending messages that move to the new broker in a second."""
     max_early_ms: Milliseconds = Field(0, ge=0)
-    """How early a new broker without timers may deliver a message; with 0 the old one keeps it until it is due."""
+    """Not used yet: a new broker without timers gets no pending messages, and the old one releases them when due."""
     orderly_waits_for: Annotated[Literal["READY", "PENDING"], UpperCase] = "READY"
     """When ``ORDERLY`` listeners read a topic of the new broker. ``ready``: they have consumed what the old one has
     delivered. ``pending``: and it has no pending message of the topic."""

@@ -359,14 +359,14 @@ class HandOverProcessor:
             match header.action:
                 case "state":
                     state = part.state()
-                    return _json(None if state is None else json.loads(state.to_json()))
+                    return _json(None if state is None else state.to_json())
                 case "counts":
                     return _json(asdict(part.counts()))
                 case "remaining":
                     return _json(part.remaining())
                 case "moved":
                     ended = part.moved(msg_id, topic)
-                    return _json(None if ended is None else json.loads(ended.to_json()))
+                    return _json(None if ended is None else ended.to_json())
                 case "is_reserved":
                     return _json(part.is_reserved(msg_id, topic))
         raise _unknown(header)
@@ -379,9 +379,9 @@ class HandOverProcessor:
             match header.action:
                 case "begin":
                     state = part.begin(str(values["target"]), _texts(values["topics"]), _texts(values["groups"]))
-                    return state.to_json().encode()
+                    return _json(state.to_json())
                 case "change":
-                    return part.change(HandOverPhase(values)).to_json().encode()
+                    return _json(part.change(HandOverPhase(values)).to_json())
                 case "note_error":
                     part.note_error(owner, None if values is None else str(values))
                 case "note_brokers":
@@ -393,7 +393,7 @@ class HandOverProcessor:
                 case "reserve":
                     return _json(part.reserve(owner, int(values["count"]), ReserveFilter.from_json(values["filter"])))
                 case "transit":
-                    return _json([json.loads(each.to_json()) for each in part.transit(int(values))])
+                    return _json([each.to_json() for each in part.transit(int(values))])
                 case "take_back":
                     messages = [TransitMessage.from_json(each).message for each in _texts(values)]
                     part.take_back(owner, messages)
