@@ -10,7 +10,16 @@ from enum import Enum
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, key_text, split_keys
 
-__all__ = ["PendingCounts", "PendingMessage", "PendingPage", "PendingQuery", "ScheduleChange", "ScheduleChangeStatus"]
+__all__ = [
+    "PendingCounts",
+    "PendingMessage",
+    "PendingPage",
+    "PendingQuery",
+    "ScheduleChange",
+    "ScheduleChangeStatus",
+    "check_page_size",
+    "total_change",
+]
 
 
 class ScheduleChangeStatus(Enum):

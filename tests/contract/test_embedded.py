@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mqtemplate.broker import Broker
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.testing.contract import (
     BrokerContract,
@@ -23,13 +21,7 @@ from mqtemplate.testing.contract import (
     SendContract,
     TransactionContract,
 )
-
-SMALL = EmbeddedSettings(
-    mapped_file_size_commit_log=8 * 1024 * 1024,
-    mapped_file_size_consume_queue=20_000,
-    max_message_size=1024 * 1024,
-)
-WITH_EARLY_CHECKS = replace(SMALL, transaction_timeout_ms=300, transaction_check_interval_ms=300)
+from tests.contract.small import SMALL, WITH_EARLY_CHECKS, on_real_time, restartable
 
 
 class TestInMemory(BrokerContract):
@@ -45,19 +37,8 @@ class TestOnDisk(BrokerContract):
     @pytest.fixture
     def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
         clock = VirtualClock()
-
-        def restart() -> Broker:
-            broker = under_test.broker
-            broker.close()
-            again = EmbeddedBroker(tmp_path, SMALL, clock)
-            again.start()
-            return again
-
-        broker = EmbeddedBroker(tmp_path, SMALL, clock)
-        broker.start()
-        under_test = BrokerUnderTest.on_virtual_clock(broker, restart=restart, max_message_bytes=SMALL.max_message_size)
-        yield under_test
-        under_test.broker.close()
+        with restartable(lambda: EmbeddedBroker(tmp_path, SMALL, clock)) as under_test:
+            yield under_test
 
 
 class _OnRealTime:
@@ -66,9 +47,7 @@ class _OnRealTime:
     @pytest.fixture
     def under_test(self) -> Iterator[BrokerUnderTest]:
         with EmbeddedBroker(None, WITH_EARLY_CHECKS, SystemClock()) as broker:
-            yield BrokerUnderTest.on_real_clock(
-                broker, max_message_bytes=SMALL.max_message_size, checks_within_ms=5_000
-            )
+            yield on_real_time(broker)
 
 
 class TestSendingOnRealTime(_OnRealTime, SendContract): ...

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.handover import HandOverBroker, HandOverOptions, MoverSettings
@@ -21,13 +19,7 @@ from mqtemplate.testing.contract import (
     RetryContract,
 )
 from tests.brokers.remote.clients import server
-
-SMALL = EmbeddedSettings(
-    mapped_file_size_commit_log=8 * 1024 * 1024,
-    mapped_file_size_consume_queue=20_000,
-    max_message_size=1024 * 1024,
-)
-WITH_EARLY_CHECKS = replace(SMALL, transaction_timeout_ms=300, transaction_check_interval_ms=300)
+from tests.contract.small import SMALL, WITH_EARLY_CHECKS, on_real_time, restartable
 
 
 def both(clock: Clock, settings: EmbeddedSettings = SMALL, folder: Path | None = None) -> HandOverBroker:
@@ -49,18 +41,8 @@ class TestOnDisk(BrokerContract):
     @pytest.fixture
     def under_test(self, tmp_path: Path) -> Iterator[BrokerUnderTest]:
         clock = VirtualClock()
-
-        def restart() -> Broker:
-            under_test.broker.close()
-            again = both(clock, SMALL, tmp_path)
-            again.start()
-            return again
-
-        broker = both(clock, SMALL, tmp_path)
-        broker.start()
-        under_test = BrokerUnderTest.on_virtual_clock(broker, restart=restart, max_message_bytes=SMALL.max_message_size)
-        yield under_test
-        under_test.broker.close()
+        with restartable(lambda: both(clock, SMALL, tmp_path)) as under_test:
+            yield under_test
 
 
 class _OnRealTime:
@@ -69,9 +51,7 @@ class _OnRealTime:
     @pytest.fixture
     def under_test(self) -> Iterator[BrokerUnderTest]:
         with both(SystemClock(), WITH_EARLY_CHECKS) as broker:
-            yield BrokerUnderTest.on_real_clock(
-                broker, max_message_bytes=SMALL.max_message_size, checks_within_ms=5_000
-            )
+            yield on_real_time(broker)
 
 
 class TestGroupsOnRealTime(_OnRealTime, GroupContract): ...
