@@ -157,9 +157,9 @@ class Deliverer:
         self._progress.settle(tracked)
         return is_cut and next_offset < self._spans.max_offset(tracked.queue)
 
-    def _delivery(self, request: PopRequest, pop_ms: int) -> Delivery:
-        """Return the delivery of a pop at this moment. *pop_ms* may be later, since it identifies the delivery."""
-        now_ms, session = self._clock.now_ms(), bounded(request.session)
+    def _delivery(self, request: PopRequest, now_ms: int, pop_ms: int) -> Delivery:
+        """Return the delivery of a pop at *now_ms*. *pop_ms* may be later, since it identifies the delivery."""
+        session = bounded(request.session)
         is_received = not request.awaits_receipt
         return Delivery(
             pop_ms,
@@ -201,7 +201,7 @@ class Deliverer:
                 next_offset = queue_offset + 1
                 if len(found) == room:
                     break
-        delivery, start = self._delivery(request, pop_ms), state.next
+        delivery, start = self._delivery(request, now_ms, pop_ms), state.next
         exhausted = [at for at, record, earlier in found if record.reconsume_times + earlier >= request.max_attempts]
         if exhausted:  # the next step copies them to the dead-letter topic
             state.deliver(exhausted, delivery._replace(visible_ms=now_ms, counts=False))
@@ -218,8 +218,8 @@ class Deliverer:
         self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
     ) -> int:
         """Deliver messages whose message groups have no unacknowledged ones. Return the next queue offset to read."""
-        state = tracked.state
-        pop_ms = max(self._clock.now_ms(), state.least_pop_ms)
+        state, now_ms = tracked.state, self._clock.now_ms()
+        pop_ms = max(now_ms, state.least_pop_ms)
         found: list[tuple[int, str, int, StoredRecord]] = []
         repeated = state.same_attempt(bounded(request.attempt_id))
         for queue_offset in repeated or state.deliverable(room, is_ordered=True):
@@ -250,7 +250,7 @@ class Deliverer:
                     break
         start = state.next
         state.deliver_ordered(
-            [(at, group, earlier) for at, group, earlier, _ in found], self._delivery(request, pop_ms)
+            [(at, group, earlier) for at, group, earlier, _ in found], self._delivery(request, now_ms, pop_ms)
         )
         for _, _, earlier, record in found:
             batch.messages.append(self._popped_message(request, target, start, pop_ms, record, earlier))

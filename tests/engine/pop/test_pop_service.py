@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
+from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.pop.pop import PopRequest, PopResult
 from mqtemplate.errors import BrokerClosedError, DestinationError
 from mqtemplate.message import MessageQueue, Property
@@ -88,6 +90,30 @@ def test_an_unacknowledged_message_comes_again_when_its_time_is_over_and_not_bef
     assert properties[Property.ORIGIN_GROUP] == GROUP
     assert shop.committed() == 1
     assert shop.number("pop.expired") == 1
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_the_invisible_time_begins_with_the_delivery_also_if_the_clock_advances_meanwhile(is_ordered: bool) -> None:
+    class Advancing(VirtualClock):
+        advances_by_ms = 0
+
+        def now_ms(self) -> int:
+            self._now_ms += self.advances_by_ms
+            return self._now_ms
+
+    clock = Advancing()
+    shop = Shop(clock=clock)
+    shop.send("a")
+    clock.advances_by_ms = 1
+
+    (message,) = shop.pop(invisible_ms=10_000, is_ordered=is_ordered)
+
+    clock.advances_by_ms = 0
+    shop.harness.advance(timedelta(milliseconds=message.handle.expires_ms - 1 - clock.now_ms()))
+    assert shop.number("pop.in_flight") == 1
+    shop.harness.advance("1ms")
+    assert shop.number("pop.in_flight") == 0
+    shop.broker.close()
 
 
 def test_a_message_that_fails_again_stays_in_its_retry_topic(shop: Shop) -> None:
