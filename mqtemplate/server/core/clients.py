@@ -23,7 +23,8 @@ class Registered:
 
     Attributes:
         differences: Texts: members of a group have other subscriptions.
-        refusals: Why some groups were refused. The other groups are registered nevertheless.
+        refusals: Why some groups were refused. The other groups are registered nevertheless. Remove the one to raise:
+            otherwise it and the frame that raises it keep each other, and all that the client sent.
     """
 
     differences: list[str] = field(default_factory=list)
@@ -72,7 +73,7 @@ class ClientRegistration:
             try:
                 difference = self._register_consumer(consumer, channel, without_sub=without_sub)
             except RefusedError as exc:
-                result.refusals.append(exc)
+                result.refusals.append(exc.with_traceback(None))  # its frames refer to *result*, and to the consumer
             else:
                 result.differences += filter(None, [difference])
         if not channel.is_open:  # It was closed before the client was registered: `forget` came too early.

@@ -373,7 +373,7 @@ class GrpcClients:
     ) -> None:
         registered = self._core.registration.register(client, topics, consumers, without_sub=without_sub)
         if registered.refusals:
-            raise registered.refusals[0]
+            raise registered.refusals.pop(0)
 
     def attach(self, context: GrpcContext, answer: bytes) -> None:
         """Send the answer to settings, and use its stream for commands to the client. An older one ends."""

@@ -136,7 +136,7 @@ class ClientProcessor:
             without_sub=heartbeat.without_sub,
         )
         if registered.refusals:
-            raise registered.refusals[0]
+            raise registered.refusals.pop(0)
         # A client of RocketMQ does not request the capabilities, and gets the response of RocketMQ's broker.
         if not request.header(own.HeartbeatRequestHeader).requests_capabilities:
             return request.response()

@@ -322,13 +322,13 @@ class ClientCreations:
                 groups.check_new(name)
                 new.append(SubscriptionGroupConfig(group_name=name))
             except RefusedError as exc:  # The other groups of the client are registered nevertheless.
-                refusals.append(exc)
+                refusals.append(exc.with_traceback(None))
         if new:
             try:
                 self.limits.new_groups.take(owner, len(new))
                 groups.put(new)
             except RefusedError as exc:
-                refusals.append(exc)
+                refusals.append(exc.with_traceback(None))
         found = [config for name in wanted if (config := groups.find(name)) is not None]
         self.topics.create_retry_topics(found)
         return refusals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -239,6 +240,23 @@ def test_a_client_registers_and_is_told_of_the_next_member(broker: EmbeddedBroke
     changed = GroupChanged("billing")
     assert (first.told, second.told) == ([changed, changed], [changed])
     assert core.topics.table.has("%RETRY%billing")
+
+
+def test_a_refused_consumer_is_freed_without_the_garbage_collector(broker: EmbeddedBroker) -> None:
+    """A client may send 10,000 subscriptions again and again. A collection of them would hold all threads."""
+
+    class Watched(ConsumerData):
+        """One with weak references."""
+
+    core = core_of(broker, max_subscriptions_per_connection=1)
+    consumer = Watched(group_name="billing", subscription_data_set=[subscription("orders"), subscription("returns")])
+    freed = weakref.ref(consumer)
+
+    [refusal] = core.registration.register(PlainChannel(1), (), [consumer], without_sub=False).refusals
+
+    assert "subscriptions" in str(refusal)
+    del consumer
+    assert freed() is None
 
 
 def test_a_channel_that_closed_meanwhile_is_not_registered(core: ServerCore) -> None:
