@@ -498,6 +498,7 @@ class Http2Connection:
         self._data, self._at, self._block = b"", 0, None
         self._handlers.clear()  # they refer to this object, and the other one to the owner
         self._open_stream, self._on_processed = _open_none, _do_nothing
+        self._pinged, self._unpinged = [], []  # they refer to the owner, too
         return self.outbound.end_all()
 
     def go_away(self, error: Http2Error) -> Http2Error:

@@ -237,7 +237,7 @@ class GrpcCall:
             self.report_unsent()
         self._stream.send_trailers(fields, is_frequent=fields is OK_FIELDS)
         self._forget()
-        self.on_closed = self.on_leaving = None  # they refer to this object
+        self.on_closed = self.on_leaving = self._handler = None  # they refer to this object
 
     def send_http(self, fields: Fields) -> None:
         """Respond to a request that is no call of gRPC."""
@@ -415,6 +415,9 @@ class GrpcCall:
     def on_reset(self, reason: str) -> None:
         self._close()
 
+    def on_accepted(self) -> None:
+        self.on_unsent = None  # it refers to this object
+
     def report_unsent(self) -> None:
         """Report the number of messages that the socket has accepted, once, unless it is all of them."""
         on_unsent, self.on_unsent = self.on_unsent, None
@@ -440,11 +443,12 @@ class GrpcCall:
         """Report the end to the handler, unless it has finished the call."""
         self._is_lost = True
         self._forget()
-        on_closed, self.on_closed, self.on_leaving = self.on_closed, None, None  # they refer to this object
+        on_closed, handler = self.on_closed, self._handler
+        self.on_closed = self.on_leaving = self._handler = None  # they refer to this object
         if self._is_finished:
             self.report_unsent()
         else:
-            self._notify(on_closed if self._handler is None else self._handler.on_closed)
+            self._notify(on_closed if handler is None else handler.on_closed)
 
     def _forget(self) -> None:
         """Free what the call holds."""

@@ -235,9 +235,12 @@ class GrpcConnection(CallConnection):
         self._owner.resets.keep(self.remote.ip, self._http2.resets)
         self._feed = _ignore  # the other function refers to this object
         # The responses of the latter were complete.
-        unaccepted = [stream.receiver for stream in self._http2.outbound.unaccepted()]
+        streams = self._http2.outbound.unaccepted()
+        unaccepted = [stream.receiver for stream in streams]
         self._ending.extend(partial(receiver.on_reset, reason) for receiver in self._http2.close())
         self._ending.extend(call.report_unsent for call in unaccepted if isinstance(call, GrpcCall))
+        for stream in streams:
+            stream.receiver = None  # it refers to the stream
         self._end_calls()
 
     def take_turn(self) -> None:

@@ -31,6 +31,9 @@ class StreamReceiver(Protocol):
     def on_reset(self, reason: str) -> None:
         """Handle the end of the stream before this side has ended it."""
 
+    def on_accepted(self) -> None:
+        """Handle that the socket has accepted the whole response of a tracked stream."""
+
 
 def _do_nothing() -> None:
     """Plan no output: the connection is closed."""
@@ -48,6 +51,7 @@ class Http2Stream:
     Attributes:
         receiver: Owner of the stream.
         is_open: False after the end of the stream.
+        is_complete: True after this side has sent the end of the response.
         remote_ended: True after the last frame of the peer.
         is_tracked: True if the owner wants to know how much of the data the socket has accepted: *accepted_bytes*.
         sent_bytes: Bytes of queued data that became output.
@@ -63,6 +67,7 @@ class Http2Stream:
         "content_length",
         "has_sent_headers",
         "id",
+        "is_complete",
         "is_open",
         "is_ready",
         "is_tracked",
@@ -82,6 +87,7 @@ class Http2Stream:
         self.send_window = outbound.stream_window
         self.receiver: StreamReceiver | None = None
         self.is_open = True
+        self.is_complete = False
         self.remote_ended = False
         self.has_sent_headers = False
         self.content_length: int | None = None  # bytes that have to follow
@@ -121,6 +127,7 @@ class Http2Stream:
                 )
             )
         )
+        self.is_complete = True
         outbound.end_stream(self)
 
     def send_headers(self, fields: Fields, *, is_frequent: bool = False) -> None:
@@ -148,6 +155,7 @@ class Http2Stream:
             self._trailers = fields
         else:
             self._outbound.emit_block(self.id, fields, ends_stream=True, is_frequent=is_frequent)
+            self.is_complete = True
             self._outbound.end_stream(self)
 
     def reset(self, code: ErrorCode) -> None:
@@ -260,6 +268,8 @@ class Outbound:
         while pending and pending[0][0] <= accepted:
             _, stream, sent_bytes = pending.popleft()
             stream.accepted_bytes = sent_bytes
+            if stream.is_complete:
+                _forget_accepted(stream)
 
     def unaccepted(self) -> list[Http2Stream]:
         """Return the tracked streams with output that the socket has not accepted."""
@@ -346,11 +356,14 @@ class Outbound:
     def end_stream(self, stream: Http2Stream) -> None:
         """Close a stream after the last frame of this side, or of the peer. Called once for each.
 
-        The stream forgets its owner, which refers to it: so both are freed without the garbage collector.
+        The stream forgets its owner, which refers to it: so both are freed without the garbage collector. The owner of
+        a tracked one has to know first if the socket accepts the response.
         """
         stream.is_open = False
         if not stream.is_tracked:
             stream.receiver = None
+        elif stream.is_complete:
+            _forget_accepted(stream)
         if stream.queued_bytes:
             self.queued_bytes -= stream.queued_bytes
             stream.drop_queue()
@@ -398,3 +411,11 @@ class Outbound:
         if not self.queued_bytes:
             return []
         return [each for each in self.streams.values() if each.queued_bytes and each.queued_since_ms <= before_ms]
+
+
+def _forget_accepted(stream: Http2Stream) -> None:
+    """Let a stream with a complete response forget its owner if the socket has accepted all of it."""
+    receiver = stream.receiver
+    if stream.accepted_bytes == stream.sent_bytes and receiver is not None:
+        stream.receiver = None
+        receiver.on_accepted()

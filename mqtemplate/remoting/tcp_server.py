@@ -220,7 +220,12 @@ class Handshake:
     def _finish(self, stream: Stream | None) -> None:
         self._is_done = True
         self._timer.cancel()
-        self.on_done(stream)
+        on_done, self.on_done = self.on_done, _is_done_already  # it may refer to this object
+        on_done(stream)
+
+
+def _is_done_already(stream: Stream | None) -> None:
+    """Take the place of a function that was called."""
 
 
 def speaks_http2(stream: Stream) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import queue
 import threading
 import weakref
+from functools import partial
 from urllib.parse import unquote
 
 import pytest
@@ -13,7 +16,8 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import VirtualClock
 from mqtemplate.http2 import frames, grpc_server
 from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, settings_frame, window_update_frame
-from mqtemplate.http2.grpc_server import GrpcConnection, GrpcLimits, GrpcStatus, Http2Limits
+from mqtemplate.http2.grpc_server import GrpcCall, GrpcConnection, GrpcLimits, GrpcStatus, Http2Limits
+from mqtemplate.http2.grpc_wire import framed
 from mqtemplate.http2.hpack import HpackEncoder
 from mqtemplate.http2.limits import AddressBudgets
 from mqtemplate.remoting.settings import ConnectionLimits
@@ -468,6 +472,81 @@ def test_ended_calls_and_connections_are_freed_without_the_garbage_collector(
 
         assert eventually(lambda: [each() for each in freed] == [None] * 3, "the calls are freed")
         assert eventually(lambda: connection() is None, "the connection is freed")
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_calls_that_watch_what_the_socket_accepts_are_freed_without_the_garbage_collector(
+    start_grpc: StartGrpc, open_socket: OpenSocket, size: int
+) -> None:
+    """Each receive with messages is such a call."""
+    server = start_grpc()
+    freed: queue.Queue[weakref.ref[_Watched]] = queue.Queue()
+
+    def respond(call: GrpcCall, message: bytes) -> None:
+        call.metadata = _Watched(call.metadata)
+        freed.put(weakref.ref(call.metadata))
+        call.on_unsent = lambda sent: call.fail(ValueError(f"{sent} messages were sent"))
+        call.write(bytes(size))
+        call.finish()
+
+    server.register("/test.Service/Watched", respond)
+    peer = open_socket(server)
+    gc.disable()
+    try:
+        peer.send(call(1, "/test.Service/Watched", b""), window_update_frame(1, 1 << 20))
+        peer.send(window_update_frame(0, 1 << 20))
+        assert peer.response()[1] == [bytes(size)]
+        found = freed.get(timeout=PATIENCE_S)
+        assert is_served(peer, 3)
+
+        assert eventually(lambda: found() is None, "the call is freed")
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("ending", [b"end", b""])
+def test_handlers_of_streams_are_freed_without_the_garbage_collector(
+    start_grpc: StartGrpc, open_socket: OpenSocket, ending: bytes
+) -> None:
+    server = start_grpc()
+    peer, other, numbers = open_socket(server), open_socket(server), itertools.count(1, 2)
+    gc.disable()
+    try:
+        peer.send(
+            headers(1, ((":path", CHAT), *changed(without=":path")), frames.END_HEADERS), data(1, framed(b"hello"), 0)
+        )
+        handler = weakref.ref(server.chats.get(timeout=PATIENCE_S))
+        if ending:
+            peer.send(data(1, framed(ending), 0))
+        else:
+            peer.socket.close()
+            server.closed_calls.get(timeout=PATIENCE_S)
+
+        assert eventually(lambda: is_served(other, next(numbers)) and handler() is None, "the handler is freed")
+    finally:
+        gc.enable()
+
+
+def test_a_connection_that_responds_to_no_ping_is_freed_without_the_garbage_collector(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    server = start_grpc()
+    peer, other, numbers = open_socket(server), open_socket(server), itertools.count(1, 2)
+    peer.send(call(1, HOLD))
+    held = server.held.get(timeout=PATIENCE_S)
+    connection = weakref.ref(held.connection)
+    gc.disable()
+    try:
+        held.reply(b"answer")
+        server.loop.call_soon(partial(held.when_read, lambda: None))
+        peer.until(frames.PING)
+        del held
+        peer.socket.close()
+        server.closed.get(timeout=PATIENCE_S)
+
+        assert eventually(lambda: is_served(other, next(numbers)) and connection() is None, "the connection is freed")
     finally:
         gc.enable()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import queue
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +20,7 @@ from mqtemplate.remoting.io_loop import READ, TURN_S, FairTurns, IoLoop
 from mqtemplate.remoting.settings import ConnectionLimits
 from mqtemplate.remoting.sockets import PlainStream
 from mqtemplate.remoting.tcp_server import Handshake
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -297,5 +299,35 @@ def test_a_handshake_whose_first_byte_is_missing_waits_for_it(loop: IoLoop) -> N
 
     assert isinstance(finished.get(timeout=PATIENCE_S), PlainStream)
     loop.stop()
+    left.close()
+    right.close()
+
+
+def test_a_handshake_that_is_done_is_freed_without_the_garbage_collector(loop: IoLoop) -> None:
+    done = threading.Event()
+    left, right = socket.socketpair()
+    left.setblocking(False)
+    log = LimitedLog(get_logger("test"), lambda: 0)
+
+    def start() -> weakref.ref[Handshake]:
+        def on_done(stream: object) -> None:
+            handshakes.discard(handshake)
+            done.set()
+
+        handshake = Handshake(left, HostAddress("10.0.0.1", 1), loop, None, ConnectionLimits(), on_done, log)
+        handshakes = {handshake}
+        loop.call_soon(handshake.start)
+        return weakref.ref(handshake)
+
+    gc.disable()
+    try:
+        freed = start()
+        right.send(b"\0")
+        assert done.wait(PATIENCE_S)
+        loop.call_soon(done.set)  # the loop refers to its last callback
+
+        assert eventually(lambda: freed() is None, "the handshake is freed")
+    finally:
+        gc.enable()
     left.close()
     right.close()
