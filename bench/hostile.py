@@ -16,7 +16,10 @@ The memory is the largest that the server had during the attack without the page
 takes back when it needs them; it is read each 20 ms. The next line has the largest so far with those pages.
 
 The time of a message is from before it is written until its response is read. The programs of the attacks run on the
-same machine, with the lowest priority: hostile clients elsewhere do not take the processor from the server.
+same machine, with the lowest priority: hostile clients elsewhere do not take the processor from the server. The
+neighbours do, and other programs: so the bench prints the processors that the server and the neighbours used, and how
+long a thread of the server waited for a processor each time that it could run. Where that is milliseconds, the
+percentiles tell more of the machine than of the server.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from typing import Any, Self
 
 from bench import grpc_attacks
 from bench.connections import send_request
-from bench.measure import percentile, report, run, scratch_folder
+from bench.measure import Scheduled, percentile, report, run, scratch_folder
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError
 from mqtemplate.grpc_protos import protos
@@ -431,9 +434,12 @@ class Trial:
         command = [sys.executable, "-m", "bench.hostile", "--server", str(self._server.address)]
         command += ["--run-neighbours", str(self._options.neighbours), "--seconds", str(self._options.seconds)]
         command += ["--grpc-server", str(self._server.grpc or "")]
-        before, threads = current_mib(self._server.process.pid), thread_count(self._server.process.pid)
-        with PeakMemory(self._server.process.pid) as peak:
+        pid = self._server.process.pid
+        before, threads = current_mib(pid), thread_count(pid)
+        scheduled, children, start = Scheduled.of(pid), os.times(), time.monotonic()
+        with PeakMemory(pid) as peak:
             lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+        seconds, children_after, used = time.monotonic() - start, os.times(), Scheduled.of(pid).since(scheduled)
         times: dict[str, list[float]] = {}
         for line in lines:
             if line.startswith("topic"):
@@ -446,7 +452,10 @@ class Trial:
         for kind, found in times.items():
             report(f"{what}: {kind}, p50 of {len(found):,} requests", percentile(found, 0.5), "ms", "none")
             report("  p99", percentile(found, 0.99), "ms", target)
-        pid = self._server.process.pid
+        neighbours_s = sum(children_after[2:4]) - sum(children[2:4])
+        report("  processors of the server", used.run_s / seconds, "", "none")
+        report("  processors of the neighbours", neighbours_s / seconds, "", "none")
+        report("  mean wait of its threads for one", used.wait_s / max(used.turns, 1) * 1e3, "ms", "none")
         report("  memory of the server", peak.mib, "MiB", "< 512")
         report("  with the mapped files, so far", peak_mib(pid), "MiB", "none")
         report("  it has more than before", current_mib(pid) - before, "MiB", "none")

@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import structlog
 
@@ -73,6 +74,35 @@ def processor_s(pid: int) -> float:
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Scheduled(NamedTuple):
+    """How the system has scheduled the threads of a process. Zero on systems without ``/proc/PID/task/TID/schedstat``.
+
+    Attributes:
+        run_s: Time that they ran.
+        wait_s: Time for which they could run, and waited for a processor.
+        turns: How often they got a processor.
+    """
+
+    run_s: float
+    wait_s: float
+    turns: int
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """Return the sums over the threads that the process has now."""
+        run_ns = wait_ns = turns = 0
+        for each in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # the thread has ended meanwhile
+                found = [int(number) for number in each.read_text().split()]
+                run_ns, wait_ns, turns = run_ns + found[0], wait_ns + found[1], turns + found[2]
+        return cls(run_ns / 1e9, wait_ns / 1e9, turns)
+
+    def since(self, before: Self) -> Self:
+        """Return the difference to an earlier state. Threads have ended meanwhile, so it is not below zero."""
+        run_s, wait_s, turns = self.run_s - before.run_s, self.wait_s - before.wait_s, self.turns - before.turns
+        return type(self)(max(run_s, 0.0), max(wait_s, 0.0), max(turns, 0))
 
 
 def run(main: Callable[[], None]) -> None:
