@@ -12,7 +12,7 @@ from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
 from mqtemplate.brokers.remote.admin import RemoteAdmin, RemoteHandOver
 from mqtemplate.brokers.remote.client_broker import ClientBroker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
+from mqtemplate.brokers.remote.cluster.routes import RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.consuming.members import Members
@@ -190,7 +190,7 @@ def create_topic(
     if queue_count < 1:
         raise MessageError(f"a topic has 1 queue or more, got queue_count {queue_count}")
     counts = _queue_counts(context.routes, topic)
-    masters = {name: by_id[MASTER_ID] for name, by_id in context.routes.brokers().items() if MASTER_ID in by_id}
+    masters = context.routes.registered_masters()
     changed = [name for name in masters if counts[name] < queue_count or message_type is not None]
     if message_type is not None:
         _check_types(context, topic, message_type, masters)

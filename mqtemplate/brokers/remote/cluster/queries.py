@@ -234,7 +234,7 @@ class Queries:
         """See `MessageReader.message_by_id`."""
         host, physical_offset = parse_offset_msg_id(offset_msg_id)
         own = self._brokers_at(host)
-        for broker_name, address in own or self._masters():
+        for broker_name, address in own or self._context.routes.registered_masters().items():
             found = self._message_at(broker_name, address, offset_msg_id, physical_offset)
             if own or (found is not None and found.store_host == host):
                 return found
@@ -275,10 +275,6 @@ class Queries:
                     return [(name, address)]
         return []
 
-    def _masters(self) -> list[tuple[str, str]]:
-        brokers = self._context.routes.brokers()
-        return [(name, by_id[MASTER_ID]) for name, by_id in sorted(brokers.items()) if MASTER_ID in by_id]
-
     def messages_by_key(
         self,
         topic: str,
@@ -315,7 +311,7 @@ class Queries:
     def records_of(self, topics: Sequence[str], msg_id: str) -> tuple[set[str], list[MessageExt]]:
         """Return the brokers that the name servers know now, and their records; see `Broker.find_records`."""
         self._context.routes.load_cluster()
-        masters = dict(self._masters())
+        masters = self._context.routes.registered_masters()
         found: list[MessageExt] = []
         for topic in topics:
             header = QueryMessageRequestHeader(

@@ -443,9 +443,28 @@ class RouteTable:
         """Return the brokers of the cached routes and of the cluster: name -> id -> address."""
         return self._brokers
 
+    def registered_masters(self) -> dict[str, str]:
+        """Return the addresses of all masters by broker name, sorted. If none is known, ask the name servers again.
+
+        An answer of a cluster must not be that of no broker: nothing pending, nothing cancelled, nothing created.
+
+        Raises:
+            BrokerError: No broker is registered, or the account may not list the brokers and no topic was used yet.
+        """
+        if not self.masters():
+            cluster = self.load_cluster()
+            if not self.masters():
+                if isinstance(cluster, BrokerError):
+                    raise cluster
+                raise BrokerError(
+                    "no broker is registered at the name servers of rocketmq.name-server; start one, or wait until it "
+                    "has registered again"
+                )
+        return {name: by_id[MASTER_ID] for name, by_id in sorted(self.brokers().items()) if MASTER_ID in by_id}
+
     def master_names(self) -> list[str]:
-        """Return the names of the brokers that have a master, sorted."""
-        return sorted(name for name, by_id in self.brokers().items() if MASTER_ID in by_id)
+        """Return the names of the brokers that have a master, sorted; see `registered_masters`."""
+        return list(self.registered_masters())
 
     def masters(self) -> list[str]:
         """Return the addresses of all masters, sorted."""

@@ -222,13 +222,12 @@ class Recalls:
 
     def are_enabled(self) -> bool:
         """Return True if all brokers recall timers."""
-        names = self._context.routes.master_names()
         try:
-            for name in names:
+            for name in self._context.routes.master_names():
                 self.check_enabled(name)
         except BrokerError:
             return False
-        return bool(names)
+        return True
 
     def check_enabled(self, broker_name: str) -> None:
         """Raise `UnsupportedError` if a broker refuses recalls. It gets a recall that has no effect."""
