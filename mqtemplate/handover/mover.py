@@ -52,7 +52,6 @@ from secrets import token_hex
 
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import (
-    DelayLimits,
     HandOverCounts,
     HandOverPhase,
     HandOverState,
@@ -169,7 +168,6 @@ class Mover:
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
         self._took_back_ms: int | None = None
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
-        self._limits: DelayLimits | None = None
         self._failures = 0
         self._error: str | None = None
         self._next_ms = 0
@@ -377,11 +375,10 @@ class Mover:
         return True
 
     def _filter(self) -> ReserveFilter:
-        if self._limits is None:
-            self._limits = self._new.delay_limits()
+        limits = self._new.delay_limits()
         now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
         self._refused = {topic: until_ms for topic, until_ms in self._refused.items() if steady_ms < until_ms}
-        limit_ms = self._limits.max_delay_ms
+        limit_ms = limits.max_delay_ms
         margin_ms = min(_MARGIN_MS, limit_ms // 10)
         return ReserveFilter(
             after_ms=now_ms + self._settings.lead_ms,
