@@ -10,8 +10,8 @@ import pytest
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
-from mqtemplate.handover.mover import Mover, MoverSettings
 from mqtemplate.errors import BrokerError
+from mqtemplate.handover.mover import Mover, MoverSettings
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.protocol import RequestCode
