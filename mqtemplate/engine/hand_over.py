@@ -28,6 +28,7 @@ from mqtemplate.broker.hand_over import (
     TransitEnd,
     TransitMessage,
 )
+from mqtemplate.converters.readable import count_text
 from mqtemplate.delay.delay_store import is_marker
 from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.key_query import KeyQuery
@@ -235,18 +236,18 @@ class LocalHandOver:
         found = []
         counts = self.counts()
         if counts.pending:
-            found.append(f"{counts.pending} messages are pending here")
+            found.append(f"{count_text(counts.pending, 'message is', 'messages are')} pending here")
         if counts.in_transit:
-            found.append(f"{counts.in_transit} messages are in transit")
+            found.append(f"{count_text(counts.in_transit, 'message is', 'messages are')} in transit")
         if self._transactions.open_count:
-            found.append(f"{self._transactions.open_count} transactions are open")
+            found.append(f"{count_text(self._transactions.open_count, 'transaction is', 'transactions are')} open")
         for (group, topic), offsets in sorted(self._offsets.all().items()):
             if is_system_group(group):
                 continue
             queues = ((offset, self._store.consume_queue(topic, queue_id)) for queue_id, offset in offsets.items())
             unread = sum(max(queue.max_offset - max(offset, queue.min_offset), 0) for offset, queue in queues)
             if unread:
-                found.append(f"group {group} has not consumed {unread} messages of {topic}")
+                found.append(f"group {group} has not consumed {count_text(unread, 'message')} of {topic}")
         return found
 
     def counts(self) -> HandOverCounts:
