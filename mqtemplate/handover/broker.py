@@ -538,7 +538,8 @@ class SendsInFlight(MessageSends):
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        self._broker.sends.send_one_way(message, queue)
+        with self._counted() as sends:
+            sends.send_one_way(message, queue)
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
