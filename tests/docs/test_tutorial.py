@@ -127,7 +127,7 @@ def test_a_step_of_the_tutorial_works_by_its_text(step: Path, reader: Reader) ->
 @pytest.mark.timeout(600)
 def test_the_tutorial_for_data_engineers_works_by_its_text(reader: Reader) -> None:
     pytest.importorskip("pyspark")
-    page = DOCS / "spark" / "tutorial.md"
+    page = DOCS / "spark" / "tutorial" / "index.md"
     reader.write_files(page)
 
     reader.run_commands(page)
