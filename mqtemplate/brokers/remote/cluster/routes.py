@@ -73,6 +73,7 @@ class NameServers:
 
     Args:
         reached_at: Address that a broker registered -> address at which this machine reaches it.
+        map_setting: Name of the setting that has those addresses, for errors.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class NameServers:
         timeout_ms: int,
         namespace: Namespace,
         reached_at: Callable[[str], str] = str,
+        map_setting: str = "mqtemplate.cluster.address-map",
     ) -> None:
         self._addresses = random.sample(addresses, len(addresses))  # spreads the clients over the servers
         self._invoke_at = invoke
         self._timeout_ms = timeout_ms
         self._namespace = namespace
         self._reached_at = reached_at
+        self._map_setting = map_setting
         self._registered: dict[str, tuple[str, str]] = {}
         self._current = 0
 
@@ -148,13 +151,12 @@ class NameServers:
         broker_name, registered = self._registered[address]
         if registered != address:
             return (
-                f"mqtemplate.cluster.address-map gives this address for {registered}, which broker {broker_name!r} has "
-                "registered"
+                f"{self._map_setting} gives this address for {registered}, which broker {broker_name!r} has registered"
             )
         return (
             f"broker {broker_name!r} has registered this address at the name server; if it has another one here, as "
-            f"in Docker, Kubernetes or behind NAT, set mqtemplate.cluster.address-map: {{'{address}': 'HOST:PORT'}}, "
-            "or at the broker brokerIP1 (--advertise of our server)"
+            f"in Docker, Kubernetes or behind NAT, set {self._map_setting}: {{'{address}': 'HOST:PORT'}}, or at the "
+            "broker brokerIP1 (--advertise of our server)"
         )
 
     def _invoke(
