@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import ConfigurationError, DelayError
 from mqtemplate.hashes import tags_code
-from mqtemplate.message import Property, delay_number
+from mqtemplate.message import FAIR_BY_HASH_KEY, Property, delay_number
 from mqtemplate.record.properties import (
     DELAY,
     LEVEL_DELAY_MS,
@@ -272,10 +272,6 @@ class TopicShape:
                 f"fair-by with the name of a property, or {FAIR_BY_HASH_KEY}"
             )
         check_fair_by(f"topic-shapes.{topic}.fair-by", self.fair_by)
-
-
-FAIR_BY_HASH_KEY = "hash_key"
-"""Value of ``fair-by`` for the key of ordered sends, ``hash_key=``, which is no property that applications name."""
 
 
 def check_fair_by(name: str, value: str | None) -> None:
