@@ -114,12 +114,13 @@ def print_key_rates() -> None:
                 for _ in range(int(KEY_RATE * (WARM_UP_S + MEASURE_S) * 3) // 50):
                     app.broker.sends.send_batch([Message("jobs", b"x", {"tenant": str(key)}) for _ in range(50)])
         results = context.Queue()
-        begin = time.time() + WARM_UP_S
-        members = [
-            context.Process(target=member, args=(str(broker.name_server), begin, results)) for _ in range(MEMBERS)
-        ]
+        begin, ready = context.Value("d", 0.0), context.Barrier(MEMBERS + 1)
+        given = (str(broker.name_server), begin, ready, results)
+        members = [context.Process(target=member, args=given, daemon=True) for _ in range(MEMBERS)]
         for each in members:
             each.start()
+        ready.wait(120)
+        begin.value = time.time() + WARM_UP_S
         total: Counter[str] = Counter()
         for _ in members:
             total += results.get(timeout=120)
