@@ -57,6 +57,7 @@ class Capability(Enum):
     RECORD_BLOCK = "blocks of stored records"
     SEQUENCED_SEND = "sends whose repeats are dropped"
     POP = "POP consumption"
+    KEY_LIMITS = "limits for each key by POP"
 
 
 class TopicMessageType(Enum):

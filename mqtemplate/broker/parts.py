@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from mqtemplate.errors import MQTemplateError
 from mqtemplate.futures import AwaitableFuture
@@ -15,6 +15,9 @@ from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
 """Function that returns the state of the local transaction of a half message. An exception counts as ``UNKNOWN``."""
@@ -45,6 +48,7 @@ class ConsumerSpec:
         max_reconsume_times: Number of retries before a message goes to ``%DLQ%group``.
         instance_name: In a broadcasting group: the name under which the committed offsets of this member are stored.
         is_ordered: The member handles the messages of a queue in their order. It locks each queue before it reads it.
+        key_limits: By POP: the keys of the messages take turns within these limits, over all members of the group.
     """
 
     group: str
@@ -55,6 +59,7 @@ class ConsumerSpec:
     max_reconsume_times: int = 16
     instance_name: str = "DEFAULT"
     is_ordered: bool = False
+    key_limits: KeyLimits | None = None
 
 
 class Consumer(ABC):

@@ -62,8 +62,8 @@ from mqtemplate.services import Service
 
 _log = get_logger("mqtemplate.handover")
 
-_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK})
-"""Capabilities of the files of one broker."""
+_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK, Capability.KEY_LIMITS})
+"""Capabilities of the files of one broker, and of what one broker counts."""
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
 

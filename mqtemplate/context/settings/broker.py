@@ -87,8 +87,9 @@ class BrokerSettings(EmbeddedSettings):
     @classmethod
     def _check_shapes(cls, value: Mapping[str, TopicShape]) -> Mapping[str, TopicShape]:
         with as_value_error():
-            for name in value:
+            for name, shape in value.items():
                 check_send_topic(name)
+                shape.check(name)
         return value
 
     @field_validator("delete_when", mode="before")
