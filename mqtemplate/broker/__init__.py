@@ -19,6 +19,7 @@ from mqtemplate.broker.admin import (
 from mqtemplate.broker.broker import (
     Broker,
     Capability,
+    CopyFollower,
     CopyHealth,
     DiskSpace,
     RetentionHold,
@@ -53,6 +54,7 @@ __all__ = [
     "Consumer",
     "ConsumerGroups",
     "ConsumerSpec",
+    "CopyFollower",
     "CopyHealth",
     "DelayedMessages",
     "DiskSpace",
