@@ -117,9 +117,10 @@ class IndexedMessage(NamedTuple):
 
     def message(self, unwrap: Callable[[str], str]) -> PendingMessage:
         """Return the message for a reader, with its handle."""
-        handle = RecallHandle(self.topic, self.broker_name, self.due_ms + 1, self.msg_id)
-        if self.level:  # RocketMQ recalls timers only; the handle names the record for others
-            handle = handle._replace(physical_offset=self.physical_offset)
+        if self.level:
+            handle = RecallHandle(self.topic, self.broker_name, self.due_ms, self.msg_id, self.physical_offset)
+        else:  # the broker rounds the time down to the slot again
+            handle = RecallHandle(self.topic, self.broker_name, self.due_ms + 1, self.msg_id)
         return PendingMessage(
             topic=unwrap(self.topic),
             msg_id=self.msg_id,
