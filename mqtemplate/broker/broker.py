@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from mqtemplate.broker.admin import BrokerAdmin
 from mqtemplate.broker.parts import (
     ConsumerGroups,
+    DelayConsole,
     DelayedMessages,
     MessageReader,
     MessageSends,
@@ -266,6 +267,11 @@ class Broker(ABC):
     @property
     @abstractmethod
     def delayed(self) -> DelayedMessages: ...
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        """State of the delay services of a RocketMQ cluster; None for other brokers."""
+        return None
 
     @abstractmethod
     def start(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
+from mqtemplate.broker import BrokerAdmin, Capability, DelayConsole, DelayedMessages, MessageReader, TopicMessageType
 from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
 from mqtemplate.brokers.remote.admin import RemoteAdmin, RemoteHandOver
 from mqtemplate.brokers.remote.client_broker import ClientBroker
@@ -155,6 +155,10 @@ class RemoteBroker(ClientBroker[ClusterClient]):
     @property
     def delayed(self) -> DelayedMessages:
         return self._client.delayed
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        return self._client.delay_console
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table on each server, such as ``"1s 10s 2h"``.

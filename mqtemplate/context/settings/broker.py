@@ -347,6 +347,11 @@ class ClusterSettings(ClientIntervals):
     offset_path: Path | None = None
     """Directory with the offsets of broadcasting groups; ``~/.rocketmq_offsets`` if not given."""
 
+    pending_index: Path | None = None
+    """File with an index of the pending messages of a RocketMQ cluster, which is built at its first use; without it
+    each query reads all of them, up to ``pending-read-limit``. The command line and the dashboard have one by default;
+    see [delay console](delay-console.md)."""
+
     auto_batch: bool = same_as(RemoteSettings, "auto_batch")
 
     tls_trust_cert_path: OptionalText = None
