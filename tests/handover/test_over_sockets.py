@@ -83,7 +83,7 @@ def test_a_cluster_without_a_broker_at_the_start_is_asked_again_for_its_longest_
             RequestCode.GET_BROKER_CLUSTER_INFO, lambda request: request.response(body=ClusterInfo().encode())
         )
         with remote(cluster) as broker:
-            with pytest.raises(BrokerError, match="no broker is registered at the name servers yet"):
+            with pytest.raises(BrokerError, match="no broker is registered at the name servers"):
                 broker.delay_limits()
 
             cluster.script(RequestCode.GET_BROKER_CLUSTER_INFO, cluster._cluster)

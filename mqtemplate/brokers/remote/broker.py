@@ -104,14 +104,7 @@ class RemoteBroker(ClientBroker[ClusterClient]):
         return RemoteHandOver(self._client.context)
 
     def delay_limits(self) -> DelayLimits:
-        routes = self._client.context.routes
-        if not routes.master_names():  # none was registered when this client started
-            routes.load_cluster()
-        configs = [self._client.delay_configs.of(name) for name in routes.master_names()]
-        if not configs:
-            raise BrokerError(
-                "no broker is registered at the name servers yet, so the longest delay is not known; start a broker"
-            )
+        configs = [self._client.delay_configs.of(name) for name in self._client.context.routes.master_names()]
         slots_ms = [each.slot_ms for each in configs if each.slot_ms is not None]
         return DelayLimits(
             max_delay_ms=min(each.max_delay_ms for each in configs),
