@@ -10,6 +10,7 @@ from mqtemplate.broker import (
     Broker,
     BrokerAdmin,
     ConsumerGroups,
+    DelayConsole,
     DelayedMessages,
     GroupDeliveries,
     GroupInfo,
@@ -28,7 +29,13 @@ from mqtemplate.broker import (
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import MQTemplateError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
-from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.pending import (
+    PendingCounts,
+    PendingMessage,
+    PendingPage,
+    PendingQuery,
+    ScheduleChange,
+)
 from mqtemplate.results import PullResult, SendResult
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.server.acl.access import AccessControl
@@ -205,6 +212,11 @@ class AccountBroker(Broker):
     @property
     def delayed(self) -> DelayedMessages:
         return _AccountDelayed(self._broker, self._rights)
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        """The whole broker's for an administrator; None for others, as it has figures of all topics."""
+        return self._broker.delay_console if self._rights.reads_all() else None
 
     def start(self) -> None:
         """Do nothing: the broker is started."""

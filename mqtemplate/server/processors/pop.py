@@ -26,6 +26,7 @@ from mqtemplate.engine.pop.receipt_handle import (
 )
 from mqtemplate.engine.pop.requests import PoppedMessage, PopRequest, PopResult
 from mqtemplate.errors import MessageError
+from mqtemplate.key_limits import MAX_IN_FLIGHT_PER_KEY, KeyLimits, parse_rate
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.record.codec import RecordDraft, StoredRecord, without_check
 from mqtemplate.record.properties import decode_properties, encode_properties
@@ -121,6 +122,7 @@ class PopProcessor:
             priority_factor=group.priority_factor,
             max_bytes=self.settings.max_pull_bytes,
             client=str(connection.remote),
+            key_limits=_key_limits(header),
         )
         return self._pop_or_hold(caller, connection, request, header, wanted, max(wait_ms, 0))
 
@@ -326,6 +328,27 @@ def _check_pop(header: PopMessageRequestHeader) -> None:
             ResponseCode.INVALID_PARAMETER,
             f"attemptId has {len(header.attempt_id or '')} characters, allowed are {_MAX_ATTEMPT_ID}",
         )
+
+
+def _key_limits(header: PopMessageRequestHeader) -> KeyLimits | None:
+    """Return the limits for each key of a pop of our client.
+
+    Raises:
+        RefusedError: One of them is out of range.
+    """
+    fair_by, in_flight, text = header.mqt_fair_by, header.mqt_max_in_flight_per_key, header.mqt_max_rate_per_key
+    if fair_by is None:
+        return None
+    rate = parse_rate(text)
+    is_valid = 0 < len(fair_by) <= _MAX_ATTEMPT_ID and (in_flight is None or 1 <= in_flight <= MAX_IN_FLIGHT_PER_KEY)
+    if not is_valid or (text is not None and rate is None):
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER,
+            f"mqtFairBy must have 1..{_MAX_ATTEMPT_ID} characters, mqtMaxInFlightPerKey be 1..{MAX_IN_FLIGHT_PER_KEY}, "
+            f"and mqtMaxRatePerKey a number a second above 0; got {len(fair_by)} characters, {in_flight} and "
+            f"{text and text[:40]!r}",
+        )
+    return KeyLimits(fair_by, in_flight, rate)
 
 
 def _check_invisible(invisible_ms: int, least: int) -> None:
