@@ -7,7 +7,7 @@ import codecs
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -17,7 +17,6 @@ from mqtemplate.errors import ConfigurationError, ForkedError
 
 __all__ = [
     "OPEN_FLAGS",
-    "FrozenSurvivors",
     "OwnerProcess",
     "Unusable",
     "UsedByOneProcess",
@@ -44,14 +43,9 @@ _NO_LIMIT = 1 << 30
 _SWITCH_INTERVAL_S = 0.00005
 """Time after which a busy thread lets another one run. With Python's 5 ms, the I/O thread would wait so long after each
 system call while a worker thread parses a large request, and a response needs several system calls."""
-_GC_THRESHOLDS = (2_000, 5, 10)
-"""Python's are (700, 10, 10). A collection holds all threads. One of the second generation with 60,000 objects took up
-to 62 ms while clients attacked a server, so it has 12,000. A full one has those since the last one, about 120,000: see
-`FrozenSurvivors`."""
-_FULL = 2
-"""The oldest generation."""
-_GROWTH = 500_000
-"""So many more objects make a collection of all of them due. It took 0.2 to 0.5 s for a million."""
+_GC_THRESHOLDS = (10_000, 5, 80)
+"""Python's are (700, 10, 10): a collection of all objects, which holds all threads, is seldom needed here. One of the
+second generation holds them, too, so it must not have many: with 20 times the first one it took up to 140 ms."""
 _QUOTA_FILE = Path("/sys/fs/cgroup/cpu.max")
 
 _ADVICE = (
@@ -304,37 +298,9 @@ def _return_large_blocks() -> None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
-class FrozenSurvivors:
-    """Callback of the garbage collector after which a full collection only has the objects since the last one.
-
-    A full collection freezes its survivors. Most objects are freed without the collector, also frozen ones. Cycles of
-    frozen objects are not, so a collection has all objects when there are twice as many as after the last one of that
-    kind, and at least *growth* more.
-    """
-
-    def __init__(self, growth: int) -> None:
-        self._growth = growth
-        self._most = self._next_limit()
-
-    def __call__(self, phase: str, info: Mapping[str, int]) -> None:
-        """Handle the start or the end of a collection."""
-        if phase == "start" or info["generation"] < _FULL:
-            return
-        was_whole = not gc.get_freeze_count()
-        gc.freeze()
-        if was_whole:
-            self._most = self._next_limit()
-        elif gc.get_freeze_count() > self._most:
-            gc.unfreeze()
-
-    def _next_limit(self) -> int:
-        count = gc.get_freeze_count()
-        return count + max(count, self._growth)
-
-
 @contextmanager
 def prompt_threads() -> Iterator[None]:
-    """Let threads take turns often, and collect garbage among few objects at a time: see `FrozenSurvivors`.
+    """Let threads take turns often, and collect garbage only among the objects that are created in the block.
 
     Enter it when everything is started, in a process that serves clients. From then on large blocks of memory return to
     the system when they are freed. A full collection holds all threads. With the modules and settings of a server
@@ -347,12 +313,9 @@ def prompt_threads() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    freeze_survivors = FrozenSurvivors(_GROWTH)
-    gc.callbacks.append(freeze_survivors)
     try:
         yield
     finally:
-        gc.callbacks.remove(freeze_survivors)
         gc.set_threshold(*thresholds)
         if not is_frozen:
             gc.unfreeze()
