@@ -50,7 +50,7 @@ _LONGEST_TIMER_MS = 3_600_000.0
 """Deadlines may be decades ahead, which no operating system takes as a timeout."""
 
 
-_MAX_AT_ONCE = 64
+_MAX_AT_ONCE = 16
 """Most messages in one DATA frame, which could have 3,000. They are handled in one turn of the connection."""
 
 # --- call -----------------------------------------------------------------------------------------

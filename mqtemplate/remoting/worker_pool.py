@@ -21,6 +21,8 @@ _BUSY_S = 0.1
 _HEAVY_S = 0.005
 """While they are busy, an address with more than this is a heavy one."""
 _HALF_LIFE_S = 1.0
+_SHORTEST_REST_S = 0.001
+"""A shorter rest is put off: it costs more than it gives the I/O thread."""
 _LONGEST_REST_S = 0.05
 
 
@@ -61,8 +63,8 @@ class HeavyWork:
     """Bounds the part of the interpreter that heavy addresses take from the I/O thread, for all pools of a server.
 
     The threads share the interpreter with the I/O thread: each busy one more takes an equal part of its time. So the
-    heavy work of all pools runs one piece at a time. After a piece during which the I/O thread had requests of its
-    own, its thread rests for as long as the piece took.
+    heavy work of all pools runs one piece at a time. If the I/O thread had requests of its own meanwhile, its thread
+    rests for as long as the work took, with what it takes to pass it to the thread.
 
     Args:
         thread_time: Returns the processor time of the current thread, in seconds.
@@ -84,6 +86,9 @@ class HeavyWork:
         self._thread_time = thread_time
         self._rest = rest
         self._one_at_a_time = threading.Lock()
+        self._owed_s = 0.0  # time to rest for, of work that was shorter than the shortest rest
+        self._requests = 0  # at the last rest
+        self._threads = threading.local()
 
     def count_inline(self, requests: int = 1) -> None:
         """Count requests that the I/O thread processes itself."""
@@ -99,17 +104,21 @@ class HeavyWork:
             self._run(work, address)
             return
         with self._one_at_a_time:
-            requests = self.inline_requests
-            seconds = self._run(work, address)
-            if self.inline_requests > requests:
-                self._rest(min(seconds, _LONGEST_REST_S))
+            self._owed_s += self._run(work, address)
+            if self._owed_s < _SHORTEST_REST_S:
+                return
+            if self.inline_requests > self._requests:
+                self._rest(min(self._owed_s, _LONGEST_REST_S))
+            self._owed_s, self._requests = 0.0, self.inline_requests
 
     def _run(self, work: Callable[[], None], address: str) -> float:
-        start_s = self._thread_time()
+        """Return the processor time of this thread since its last work, which includes the time to get this one."""
         try:
             work()
         finally:
-            seconds = self._thread_time() - start_s
+            now_s = self._thread_time()
+            seconds = now_s - getattr(self._threads, "seen_s", 0.0)
+            self._threads.seen_s = now_s
             self.processor_time.add(address, seconds)
         return seconds
 

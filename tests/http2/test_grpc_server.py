@@ -184,7 +184,7 @@ def test_the_handler_of_a_stream_learns_that_its_client_was_refused(
     assert grpc_server.closed_calls.empty()
 
 
-@pytest.mark.parametrize(("count", "status"), [(64, GrpcStatus.OK), (65, GrpcStatus.RESOURCE_EXHAUSTED)])
+@pytest.mark.parametrize(("count", "status"), [(16, GrpcStatus.OK), (17, GrpcStatus.RESOURCE_EXHAUSTED)])
 def test_a_frame_may_have_a_few_messages(
     grpc_server: GrpcEcho, peer: SocketPeer, count: int, status: GrpcStatus
 ) -> None:
@@ -193,10 +193,10 @@ def test_a_frame_may_have_a_few_messages(
 
     fields, content = peer.response()
 
-    assert (int(fields["grpc-status"]), content) == (status, [b"x"] * 64)
+    assert (int(fields["grpc-status"]), content) == (status, [b"x"] * 16)
     if status:
         assert unquote(fields["grpc-message"]) == (
-            "a frame has more than 64 messages; wait for answers before you send more"
+            "a frame has more than 16 messages; wait for answers before you send more"
         )
 
 
