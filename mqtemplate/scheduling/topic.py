@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mqtemplate.broker import Broker, Capability
+from mqtemplate.broker import Broker, Capability, QueueLock
 from mqtemplate.errors import DelayError, MessageError, ScheduleError, UnsupportedError
 from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, split_keys
@@ -259,6 +259,19 @@ class ScheduleTopic:
     def note_done(self, schedule: str, run_ms: int) -> None:
         """Store that a run is done. Consumers store their progress some seconds later only."""
         self._set_value(schedule, _DONE, run_ms)
+
+    def lock(self, schedule: str, broker_name: str) -> QueueLock | None:
+        """Lock a schedule for one run, over all processes; return None while another process or thread has the lock.
+
+        It is a lock of the group that has the last run, as a value of the group: no right on another group is needed,
+        and RocketMQ takes a group whose own queues are locked for one that consumes in order.
+
+        Args:
+            broker_name: Broker that has the message of the run.
+        """
+        return self.broker.groups.lock_queue(
+            f"{self.group_of(schedule)}-{_DONE}", MessageQueue(self.name, broker_name, 0)
+        )
 
     def _value(self, schedule: str, kind: str) -> int:
         group = f"{self.group_of(schedule)}-{kind}"
