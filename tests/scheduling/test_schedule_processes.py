@@ -33,12 +33,12 @@ def runs_in(folder: Path) -> list[tuple[int, datetime]]:
 
 
 LONG_RUNS = """
-import os, sys, time
+import os, sys, threading
 from mqtemplate import MQApplication, ScheduledRun, scheduled
 
 def wait_for(name: str) -> None:
     while not os.path.exists(name):
-        time.sleep(0.01)
+        threading.Event().wait(0.01)
 
 @scheduled(every="1s", catch_up="all")
 def tick(run: ScheduledRun) -> None:
