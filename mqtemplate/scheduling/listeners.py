@@ -73,11 +73,18 @@ class ScheduleRunner:
         self._refusals = 0
 
     def start(self) -> None:
-        """Send the message of the next run, unless it is pending; cancel messages of another trigger.
+        """Send the message of the next run, unless it is pending or delivered; cancel messages of another trigger.
 
-        A message is cancelled as well if its run is further away than the next two: a process sent it while the clock
-        was ahead, and without it the schedule would be silent until then.
+        A delivered message that is not handled yet continues the schedule, and may be of an earlier run: during a long
+        one the next runs are late. A message of a later run would be before theirs, and they would count as done.
+
+        A pending message is cancelled as well if its run is further away than the next two: a process sent it while the
+        clock was ahead, and without it the schedule would be silent until then.
         """
+        self._start_after(self._topic.committed(self.schedule.name) - 1)
+
+    def _start_after(self, queue_offset: int) -> None:
+        """See `start`; the messages up to a queue offset are handled."""
         now_ms, is_pending = self._clock.now_ms(), False
         next_ms = self.schedule.next_after(now_ms)
         after_next_ms = None if next_ms is None else self.schedule.next_after(next_ms)
@@ -91,7 +98,11 @@ class ScheduleRunner:
                 _log.warning("schedule.clock_was_ahead", schedule=self.schedule.name, run_ms=key.run_ms)
             else:
                 is_pending = True
-        if next_ms is not None and not is_pending:
+        if next_ms is None or is_pending:
+            return
+        fingerprint = self.schedule.trigger.fingerprint
+        # Later than the look at the pending ones: a message is delivered after it was pending.
+        if self._topic.newest_delivered(self.schedule.name, fingerprint, now_ms + _SKEW_MS) <= queue_offset:
             request = RunMessage.of_run(self.schedule.name, next_ms, self.schedule.trigger, self._since_ms)
             self._send(request, now_ms)
 
@@ -145,7 +156,7 @@ class ScheduleRunner:
             )
             if reason is not DropReason.OLD_TRIGGER and self._topic.can_list:
                 # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
-                self.start()
+                self._start_after(message.queue_offset)
             return None
         self._continue(request)
         if request.deliver_ms < request.run_ms:

@@ -151,7 +151,7 @@ _PAUSED, _DONE = "paused", "done"
 _NEEDED = (Capability.TIMER, Capability.QUERY)
 _MAX_DUPLICATES = 64  # RocketMQ returns no more; each process that starts a schedule may send one
 _NEWEST = 64
-"""Delayed messages of a schedule that are looked at. A chain has one pending message, its newest but for duplicates."""
+"""Messages of a schedule that are looked at. A chain has one pending message, its newest but for duplicates."""
 
 
 class ScheduleTopic:
@@ -206,6 +206,27 @@ class ScheduleTopic:
         """Return the delivered run message that came first of all that have the key. Other messages do not count."""
         found = self.broker.reader.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
         return min(filter(_is_run, found), key=lambda each: each.queue_offset, default=None)
+
+    def newest_delivered(self, schedule: str, fingerprint: str, latest_ms: int) -> int:
+        """Return the queue offset of the newest delivered run message of a trigger; -1 without one.
+
+        Args:
+            latest_ms: Messages of runs after this time (epoch ms) do not count.
+        """
+        found = self.broker.reader.messages_by_key(self.name, schedule, _NEWEST)
+        keys = ((each.queue_offset, find_run_key(each.keys)) for each in found)
+        return max(
+            (
+                queue_offset
+                for queue_offset, key in keys
+                if key is not None and key.fingerprint == fingerprint and key.run_ms <= latest_ms
+            ),
+            default=-1,
+        )
+
+    def committed(self, schedule: str) -> int:
+        """Return the first queue offset that the processes of a schedule have not committed."""
+        return self.broker.groups.committed_offset(self.group_of(schedule), self._queue_of(schedule)) or 0
 
     @property
     def can_list(self) -> bool:

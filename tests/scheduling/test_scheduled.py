@@ -344,3 +344,21 @@ def test_a_retry_does_not_undo_what_is_noted_about_later_runs(broker: EmbeddedBr
 
     assert attempts == ["01 1", "02 1", "03 1", "01 2"]
     assert app.get(Schedules).topic.last_done_ms("report") == broker.clock.now_ms() - 40 * 60_000
+
+
+def test_a_process_that_starts_during_a_long_run_skips_none_of_the_runs_that_wait(
+    broker: EmbeddedBroker, start: Start
+) -> None:
+    """The next message of the schedule is delivered, and waits: nothing is pending."""
+    report, runs = recorder(every="1h", catch_up="all")
+    app = start(report)
+    lock = lock_of_another_process(broker, app)
+    harness_of(broker, app).advance("3h 30m")
+
+    joining = start(report)
+    harness = harness_of(broker, app, joining)
+    harness.advance("40m")
+    lock.release()
+    harness.advance("1m")
+
+    assert hours(runs) == ["01-01 01:00", "01-01 02:00", "01-01 03:00", "01-01 04:00"]
