@@ -165,8 +165,15 @@ class Consumer(ABC):
         self.unlock(queue)
 
     def lost_locks(self) -> frozenset[MessageQueue]:
-        """Return the locked queues whose locks another member may have by now."""
+        """Return the locked queues whose locks another member may have, or may have had, until they are locked again.
+
+        Messages of these queues that were polled before may be handled by then.
+        """
         return frozenset()
+
+    def has_lock(self, queue: MessageQueue) -> bool:
+        """Return True if a queue that was locked is not one of `lost_locks`. It is quick enough for each message."""
+        return True
 
     def take_resets(self) -> Mapping[MessageQueue, int]:
         """Return the queues that an administrator has reset since the last call, and their new offsets.
@@ -377,6 +384,17 @@ class MessageReader(Protocol):
         """
 
 
+class QueueLock(Protocol):
+    """Lock of one queue, which `ConsumerGroups.lock_queue` has taken. It is renewed until it is released."""
+
+    @property
+    def is_held(self) -> bool:
+        """True while it is certain that no other caller has had the lock since it was taken."""
+
+    def release(self) -> None:
+        """Let another caller have the lock."""
+
+
 class ConsumerGroups(Protocol):
     """Consumer groups and their offsets."""
 
@@ -392,6 +410,16 @@ class ConsumerGroups(Protocol):
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Store that a clustering group has consumed all messages before *queue_offset*."""
+
+    def lock_queue(self, group: str, queue: MessageQueue) -> QueueLock | None:
+        """Lock a queue for a caller that is no member of *group*; return None while another caller has the lock.
+
+        The lock of a process that ends, or loses its connection, is free at once; with a broker of RocketMQ it is free
+        when it was not renewed for a minute. A process that stands still for a minute loses it too.
+
+        Raises:
+            BrokerError: The broker did not answer, or refused.
+        """
 
     def consumed_topics(self) -> Mapping[str, Collection[str]] | None:
         """Return the existing topics of each clustering group; None if another process has the offsets.

@@ -81,7 +81,7 @@ class NewStore:
             (self.path / _PARTIAL_LOG).mkdir(mode=0o700, parents=True)
             (self.path / "config").mkdir(mode=0o700)
 
-    def write_log(self, physical_offset: int, data: bytes) -> None:
+    def write_log(self, physical_offset: int, data: bytes | memoryview) -> None:
         """Write bytes of the commit log."""
         write_log(self.path / _PARTIAL_LOG, self._file_size, physical_offset, data)
 
@@ -130,7 +130,7 @@ class NewStore:
             return summary_of(broker, create_missing_topics(broker))
 
 
-def write_log(folder: Path, file_size: int, physical_offset: int, data: bytes) -> None:
+def write_log(folder: Path, file_size: int, physical_offset: int, data: bytes | memoryview) -> None:
     """Write bytes of a commit log to its files, which are created if missing.
 
     Raises:
@@ -143,11 +143,14 @@ def write_log(folder: Path, file_size: int, physical_offset: int, data: bytes) -
         path = folder / file_name(start)
         with disk_errors("write to", path, len(part)):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600)
-            with os.fdopen(fd, "r+b") as file:
+            try:
                 if os.fstat(fd).st_size != file_size:
-                    file.truncate(file_size)
-                file.seek(physical_offset - start)
-                file.write(part)
+                    os.ftruncate(fd, file_size)
+                written = 0
+                while written < len(part):
+                    written += os.pwrite(fd, part[written:], physical_offset - start + written)
+            finally:
+                os.close(fd)
         physical_offset += len(part)
         view = view[len(part) :]
 

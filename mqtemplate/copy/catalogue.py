@@ -20,7 +20,6 @@ import json
 import os
 import stat
 import struct
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ from mqtemplate.copy.objects import ObjectStore
 from mqtemplate.errors import ConfigurationError, CopyError
 from mqtemplate.event_log import get_logger
 from mqtemplate.extras import install_command
+from mqtemplate.hashes import crc32
 
 _log = get_logger("mqtemplate.copy")
 
@@ -299,12 +299,12 @@ def encode(segment: Segment) -> bytes:
             "start": segment.start,
             "log": len(segment.log),
             "raw": len(raw),
-            "raw_crc": zlib.crc32(raw),
-            "crc": zlib.crc32(compressed),
+            "raw_crc": crc32(raw),
+            "crc": crc32(compressed),
             "moments": moments,
         }
     )
-    return _HEAD.pack(_MAGIC, len(header), zlib.crc32(header)) + header + compressed
+    return _HEAD.pack(_MAGIC, len(header), crc32(header)) + header + compressed
 
 
 def decode(name: str, data: bytes) -> Segment:
@@ -321,16 +321,16 @@ def decode(name: str, data: bytes) -> Segment:
     try:
         magic, size, crc = _HEAD.unpack_from(data)
         text = data[_HEAD.size : _HEAD.size + size]
-        if magic != _MAGIC or zlib.crc32(text) != crc:
+        if magic != _MAGIC or crc32(text) != crc:
             raise ValueError("its header does not match its checksum")
         header = json.loads(text)
         compressed = memoryview(data)[_HEAD.size + size :]
-        if zlib.crc32(compressed) != header["crc"]:
+        if crc32(compressed) != header["crc"]:
             raise ValueError("its content does not match its checksum")
         if header["raw"] > _MAX_RAW_BYTES:
             raise ValueError(f"its content has {header['raw']} bytes, and at most {_MAX_RAW_BYTES} are allowed")
         raw = library.ZstdDecompressor().decompress(compressed, max_output_size=header["raw"])
-        if len(raw) != header["raw"] or zlib.crc32(raw) != header["raw_crc"]:
+        if len(raw) != header["raw"] or crc32(raw) != header["raw_crc"]:
             raise ValueError("its decompressed content does not match its checksum")
         return Segment(header["start"], raw[: header["log"]], list(_moments(header, raw)))
     except (struct.error, ValueError, LookupError, TypeError, library.ZstdError) as exc:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import secrets
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +25,7 @@ from mqtemplate.copy.catalogue import (
     Epoch,
     Moment,
     Piece,
+    Segment,
     SegmentName,
     SnapshotName,
     zstd,
@@ -40,6 +44,9 @@ from mqtemplate.store.tables import load_json
 from mqtemplate.topics import TIMER_TOPIC
 
 _TOPICS_TABLE = "config/topics.json"
+_READERS = 4  # an object store answers several requests at once
+_AHEAD_BYTES = 64 << 20
+_MOST_AHEAD = 32
 
 
 # --- what a copy has ----------------------------------------------------------------------------
@@ -209,9 +216,9 @@ def restore_store(
         _check_original(catalogue, clock.now_ms())
     plan = _plan(catalogue, until_ms)
     new = NewStore(path, plan.epoch.file_size)
-    restoring = _Restoring(catalogue, plan, new, on_progress)
-    restoring.write()
-    restoring.count_later()
+    with closing(_Restoring(catalogue, plan, new, on_progress)) as restoring:
+        restoring.write()
+        restoring.count_later()
     for name, data in restoring.tables.items():
         if data is not None:
             write_table(new.path / name, data)
@@ -322,33 +329,38 @@ class _Restoring:
         self._new = new
         self._on_progress = on_progress
         self._at = plan.snapshot.log_start
-        self._rest: Iterator[Piece] = iter(plan.pieces)
+        needed = (each for each in plan.pieces if each.end > self._at or each.name.last_ms > plan.snapshot.time_ms)
+        self._rest = _read_ahead(needed, catalogue.merged_piece)
         self._cut: int | None = None
         self._last: SegmentName | None = None
         self._after_cut = b""
         self.tables: dict[str, bytes | None] = {}
         self.later = _Later()
 
+    def close(self) -> None:
+        """Read no more objects."""
+        self._rest.close()
+
     def write(self) -> None:
         """Write the log up to the moment, and collect the tables."""
         plan = self._plan
         for moment in self._catalogue.segment(plan.snapshot).moments:
             self.tables |= moment.tables
-        for piece in self._rest:
+        for piece, read in self._rest:
             if piece.end <= self._at and piece.name.last_ms <= plan.snapshot.time_ms:
                 continue
             if plan.until_ms is not None and self._at >= piece.end and piece.name.first_ms > plan.until_ms:
                 continue  # only tables, of later moments
-            self._write_piece(piece)
+            self._write_piece(piece, read)
             if self._cut is not None:
                 break
         if self._at < plan.snapshot.end:
             raise self._missing()
 
-    def _write_piece(self, piece: Piece) -> None:
+    def _write_piece(self, piece: Piece, read: _ReadPiece) -> None:
         if self._last is not None and self._last.has(piece.name):
             return  # it was merged while this restore runs, and is written
-        piece, segment = self._catalogue.merged_piece(piece)
+        piece, segment = read()
         self._last = piece.name
         until_ms = self._plan.until_ms
         earlier = [each for each in segment.moments if until_ms is None or each.time_ms <= until_ms]
@@ -359,7 +371,7 @@ class _Restoring:
             return
         if piece.name.start > self._at:
             raise self._missing()
-        data = segment.log[self._at - piece.name.start : piece.end - piece.name.start]
+        data = memoryview(segment.log)[self._at - piece.name.start : piece.end - piece.name.start]
         self._new.write_log(self._at, data)
         self._on_progress(len(data))
         start, self._at = self._at, self._at + len(data)
@@ -369,7 +381,7 @@ class _Restoring:
             if self._cut is None and self._last.is_complete:
                 self._cut = self._at
             if self._cut is not None:
-                self._after_cut = data[max(self._cut - start, 0) :]
+                self._after_cut = bytes(data[max(self._cut - start, 0) :])
                 self._new.cut(self._cut)
                 self._add_later_topics(segment.moments)
 
@@ -398,11 +410,11 @@ class _Restoring:
 
     def _later_batches(self, records: _LaterRecords) -> Iterator[RecordBatch]:
         yield from records.feed(self._after_cut)
-        for piece in self._rest:
+        for piece, read in self._rest:
             if piece.end > self._at and piece.name.start <= self._at:
-                name, segment = self._catalogue.merged_segment(piece.name)
-                yield from records.feed(segment.log[self._at - name.start : piece.end - name.start])
-                self._at = piece.end
+                merged, segment = read()
+                yield from records.feed(segment.log[self._at - merged.name.start : merged.end - merged.name.start])
+                self._at = merged.end
 
     def _count(self, record: StoredRecord, replaced: set[int]) -> None:
         """Count a record that replaces one from before the moment, directly or over timers that were stored again."""
@@ -416,6 +428,34 @@ class _Restoring:
             replaced.add(record.physical_offset)
         else:
             self.later.released += 1
+
+
+_ReadPiece = Callable[[], tuple[Piece, Segment]]
+
+
+def _read_ahead(
+    pieces: Iterable[Piece], read: Callable[[Piece], tuple[Piece, Segment]]
+) -> Generator[tuple[Piece, _ReadPiece]]:
+    """Yield pieces, each with the function that returns what was read of it.
+
+    Other threads read, decompress and verify the next ones meanwhile: those of about `_AHEAD_BYTES` of the log.
+    """
+    waiting: deque[tuple[Piece, Future[tuple[Piece, Segment]]]] = deque()
+    ahead = 0
+    pool = ThreadPoolExecutor(_READERS, "mqtemplate-restore")
+    try:
+        for piece in pieces:
+            waiting.append((piece, pool.submit(read, piece)))
+            ahead += piece.end - piece.name.start
+            while ahead > _AHEAD_BYTES or len(waiting) > _MOST_AHEAD:
+                first, future = waiting.popleft()
+                yield first, future.result
+                ahead -= first.end - first.name.start
+        while waiting:
+            first, future = waiting.popleft()
+            yield first, future.result
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class _LaterRecords:

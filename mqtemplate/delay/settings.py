@@ -148,7 +148,7 @@ def tags_code_of(topic: str, properties: bytes, store_timestamp: int, levels: De
             stored = _STORED_DELAY.match(properties, properties.rfind(LEVEL_DELAY_MS + NAME_VALUE_SEPARATOR))
             delay_ms = levels.delay_ms(levels.clamp(int(level))) if stored is None else int(stored[1])
             return store_timestamp + delay_ms
-    return tags_code(find_property(properties, TAGS))
+    return tags_code(find_property(properties, TAGS)) if TAGS in properties else 0
 
 
 _Times = TypeVar("_Times", int, "np.ndarray")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
-from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel
+from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel, QueueLock
 from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, sent_back_message
 from mqtemplate.engine.lifecycle import EngineLifecycle
@@ -420,6 +420,24 @@ class EmbeddedConsumer(Consumer):
         self._send_back(sent_back_message(self.spec, message, delay_level, delay_ms, properties))
 
 
+class _LocalQueueLock:
+    """Lock of a queue for a caller in the process of the broker. A `QueueLock`; it needs no renewal."""
+
+    is_held = True
+
+    def __init__(self, locks: dict[tuple[str, MessageQueue], _LocalQueueLock], key: tuple[str, MessageQueue]) -> None:
+        self._locks, self._key = locks, key
+
+    def try_take(self) -> bool:
+        """Take the lock; return False if another caller has it."""
+        return self._locks.setdefault(self._key, self) is self
+
+    def release(self) -> None:
+        """See `QueueLock.release`."""
+        if self._locks.get(self._key) is self:
+            del self._locks[self._key]
+
+
 class CommittedOffsets:
     """The offset tables of one broker: one for all clustering groups, and one for each member of a broadcasting group.
 
@@ -488,6 +506,7 @@ class Groups:
     def __post_init__(self) -> None:
         self._has_remote_members: Callable[[str], bool] = lambda group: False
         self._remote_groups: Callable[[], Iterable[ConsumerGroupInfo]] = tuple
+        self._queue_locks: dict[tuple[str, MessageQueue], _LocalQueueLock] = {}
 
     def connect_remote(
         self, has_members: Callable[[str], bool], groups: Callable[[], Iterable[ConsumerGroupInfo]]
@@ -522,6 +541,12 @@ class Groups:
         """See `ConsumerGroups.commit_offset`."""
         self._lifecycle.check()
         self.committed.clustering.commit(group, queue.topic, queue.queue_id, queue_offset)
+
+    def lock_queue(self, group: str, queue: MessageQueue) -> QueueLock | None:
+        """See `ConsumerGroups.lock_queue`."""
+        self._lifecycle.check()
+        lock = _LocalQueueLock(self._queue_locks, (group, queue))
+        return lock if lock.try_take() else None
 
     def reset_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Let a group continue at an offset that an administrator has chosen, also if it reads by POP."""

@@ -13,7 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from mqtemplate.broker import Broker, ConsumeFromWhere, Consumer, ConsumerGroups, ConsumerSpec, MessageModel
+from mqtemplate.broker import (
+    Broker,
+    ConsumeFromWhere,
+    Consumer,
+    ConsumerGroups,
+    ConsumerSpec,
+    MessageModel,
+    QueueLock,
+)
 from mqtemplate.errors import CorruptRecordError
 from mqtemplate.handover.old_broker import (
     OldQueues,
@@ -138,6 +146,10 @@ class HandOverConsumer(Consumer):
 
     def lost_locks(self) -> frozenset[MessageQueue]:
         return self._new.lost_locks().union(map(shown_queue, self._old.lost_locks()))
+
+    def has_lock(self, queue: MessageQueue) -> bool:
+        member, inner = self._of(queue)
+        return member.has_lock(inner)
 
     def _must_wait(self) -> frozenset[MessageQueue]:
         """Return the locked queues of the new broker whose topics have messages in the old one again."""
@@ -277,6 +289,10 @@ class HandOverGroups(ConsumerGroups):
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         groups, inner = self._of(queue)
         groups.commit_offset(group, inner, queue_offset)
+
+    def lock_queue(self, group: str, queue: MessageQueue) -> QueueLock | None:
+        groups, inner = self._of(queue)
+        return groups.lock_queue(group, inner)
 
     def consumed_topics(self) -> Mapping[str, Collection[str]] | None:
         old, new = self.old.groups.consumed_topics(), self.new.groups.consumed_topics()

@@ -397,6 +397,9 @@ class _AccountGroups(ConsumerGroups):
     def commit_offset(self, *_: Any, **__: Any) -> NoReturn:
         raise _not_here("consumers")
 
+    def lock_queue(self, *_: Any, **__: Any) -> NoReturn:
+        raise _not_here("consumers")
+
     def consumed_topics(self) -> Mapping[str, Collection[str]] | None:
         found = self._groups.consumed_topics()
         return None if found is None else {group: found[group] for group in found if self._rights.may_use(group)}

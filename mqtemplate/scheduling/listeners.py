@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from datetime import timedelta
 from enum import Enum
 from typing import Any
 
-from mqtemplate.broker import ConsumeFromWhere
+from mqtemplate.broker import ConsumeFromWhere, QueueLock
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.clock import Clock
 from mqtemplate.errors import BrokerBusyError, MessageError, MQTemplateError, RemoteConnectError, SendError
 from mqtemplate.event_log import get_logger
@@ -30,6 +31,7 @@ from mqtemplate.services import ClockWatch, Service, ServiceRunner
 _log = get_logger("mqtemplate.scheduling")
 _TRIES = 3
 _AFTER_FAILURE_MS = 60_000
+_FIRST_WAIT_MS, _LONGEST_WAIT_MS = 500, 8_000  # while another process runs the schedule
 _SKEW_MS = 60_000
 """By how much the clocks of processes may differ before a time counts as one of a wrong clock."""
 
@@ -53,6 +55,9 @@ class ScheduleRunner:
       counts, so a second one neither runs nor continues the chain. The same holds for several processes that start.
     - A crash while the function runs: it runs again, as a message that was not acknowledged is redelivered. Runs that
       are done are noted at once, so a crash repeats only the run that was not done.
+    - A process that joins while the function runs: it may get the queue, and with it the message of this run, which is
+      not acknowledged yet. So a process handles a message only while it has the lock of the schedule, and then knows
+      whether the run is done.
 
     Args:
         since_ms: Start of this process. A message of another trigger is older, and dropped; or newer: a later version
@@ -65,13 +70,21 @@ class ScheduleRunner:
         self._since_ms = since_ms
         self._clock = topic.broker.clock
         self._failed_ms = -_AFTER_FAILURE_MS
+        self._refusals = 0
 
     def start(self) -> None:
-        """Send the message of the next run, unless it is pending; cancel messages of another trigger.
+        """Send the message of the next run, unless it is pending or delivered; cancel messages of another trigger.
 
-        A message is cancelled as well if its run is further away than the next two: a process sent it while the clock
-        was ahead, and without it the schedule would be silent until then.
+        A delivered message that is not handled yet continues the schedule, and may be of an earlier run: during a long
+        one the next runs are late. A message of a later run would be before theirs, and they would count as done.
+
+        A pending message is cancelled as well if its run is further away than the next two: a process sent it while the
+        clock was ahead, and without it the schedule would be silent until then.
         """
+        self._start_after(self._topic.committed(self.schedule.name) - 1)
+
+    def _start_after(self, queue_offset: int) -> None:
+        """See `start`; the messages up to a queue offset are handled."""
         now_ms, is_pending = self._clock.now_ms(), False
         next_ms = self.schedule.next_after(now_ms)
         after_next_ms = None if next_ms is None else self.schedule.next_after(next_ms)
@@ -85,17 +98,50 @@ class ScheduleRunner:
                 _log.warning("schedule.clock_was_ahead", schedule=self.schedule.name, run_ms=key.run_ms)
             else:
                 is_pending = True
-        if next_ms is not None and not is_pending:
+        if next_ms is None or is_pending:
+            return
+        fingerprint = self.schedule.trigger.fingerprint
+        # Later than the look at the pending ones: a message is delivered after it was pending.
+        if self._topic.newest_delivered(self.schedule.name, fingerprint, now_ms + _SKEW_MS) <= queue_offset:
             request = RunMessage.of_run(self.schedule.name, next_ms, self.schedule.trigger, self._since_ms)
             self._send(request, now_ms)
 
-    def admit(self, message: MessageExt) -> ScheduledRun | None:
-        """Return the run that a message requests, after the next one was sent; None if nothing is to be run.
+    @contextmanager
+    def admitted(self, message: MessageExt) -> Iterator[ScheduledRun | None]:
+        """Yield the run that a message requests, after the next one was sent; None if nothing is to be run.
+
+        The process has the lock of the schedule in the block. The run is noted as done when the block ends.
 
         Raises:
+            PauseListener: Another process has the lock: it still runs the function, or stops now.
             MessageError: The message is not a run of this schedule.
             SendError: The next message could not be sent. The message must be redelivered.
         """
+        lock = self._topic.lock(self.schedule.name, message.broker_name)
+        if lock is None:
+            self._refusals += 1
+            pause_ms = min(_FIRST_WAIT_MS * 2 ** (self._refusals - 1), _LONGEST_WAIT_MS)
+            raise PauseListener(f"{pause_ms}ms", f"another process runs the schedule {self.schedule.name!r}")
+        self._refusals = 0
+        try:
+            run = self._admit(message)
+            if run is None:
+                yield None
+                return
+            if not lock.is_held:  # this process stood still: another one may have done this run meanwhile
+                raise PauseListener(f"{_FIRST_WAIT_MS}ms", f"the lock of the schedule {self.schedule.name!r} is lost")
+            with self._noted(run):
+                yield run
+        finally:
+            self._release(lock)
+
+    def _release(self, lock: QueueLock) -> None:
+        try:
+            lock.release()
+        except MQTemplateError as error:  # the application was stopped during the run; the lock ends with it
+            _log.debug("schedule.lock_not_released", schedule=self.schedule.name, reason=str(error))
+
+    def _admit(self, message: MessageExt) -> ScheduledRun | None:
         request = RunMessage.read(message)
         if request.schedule != self.schedule.name:
             raise MessageError(
@@ -110,7 +156,7 @@ class ScheduleRunner:
             )
             if reason is not DropReason.OLD_TRIGGER and self._topic.can_list:
                 # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
-                self.start()
+                self._start_after(message.queue_offset)
             return None
         self._continue(request)
         if request.deliver_ms < request.run_ms:
@@ -133,8 +179,8 @@ class ScheduleRunner:
         return DropReason.DONE if message.reconsume_times == 0 and request.run_ms <= done_ms else None
 
     @contextmanager
-    def running(self, run: ScheduledRun) -> Iterator[None]:
-        """Note that a run is done when the block ends.
+    def _noted(self, run: ScheduledRun) -> Iterator[None]:
+        """Note that a run is done when the block ends; a retry is not, since later runs may be done already.
 
         For a while after a failure nothing is noted: the message of the run that failed may not be sent back yet, and a
         crash would lose the run if a later one were done.
@@ -144,7 +190,8 @@ class ScheduleRunner:
         except BaseException:
             self._failed_ms = self._clock.steady_ms()
             raise
-        if not run.is_manual and self._clock.steady_ms() - self._failed_ms > _AFTER_FAILURE_MS:
+        is_first = not run.is_manual and run.attempt == 1
+        if is_first and self._clock.steady_ms() - self._failed_ms > _AFTER_FAILURE_MS:
             try:
                 self._topic.note_done(run.schedule, epoch_ms(run.scheduled_at))
             except MQTemplateError as error:  # the run is done all the same; a crash within seconds would repeat it
@@ -285,8 +332,8 @@ def listener_of(
     The middlewares of *registry* are around the function, and not around the message: one that drops a run must not end
     the schedule.
 
-    One thread in one process reads the only queue of a schedule, so its runs do not overlap; only a run that failed
-    may be retried during the next one.
+    One thread in one process reads the only queue of a schedule. While the queue moves to another process, and for
+    retries, the lock of the schedule keeps the runs apart.
     """
     schedule = runner.schedule
     attributes: dict[str, Any] = {
@@ -319,9 +366,8 @@ def _with_middlewares(
 
 def _handler(runner: ScheduleRunner, registry: ListenerRegistry) -> Callable[[MessageExt], object]:
     def run_schedule(message: MessageExt) -> None:
-        run = runner.admit(message)
-        if run is not None:
-            with runner.running(run):
+        with runner.admitted(message) as run:
+            if run is not None:
                 check_result(_with_middlewares(runner, run, registry)(message))
 
     return run_schedule
@@ -333,10 +379,27 @@ def _async_handler(
     is_virtual = topic.broker.clock.is_virtual
 
     async def run_schedule(message: MessageExt) -> None:
-        # The broker may be remote, and this loop runs other handlers.
-        run = runner.admit(message) if is_virtual else await asyncio.to_thread(runner.admit, message)
-        if run is not None:
-            with runner.running(run):
+        async with _entered(runner.admitted(message), in_threads=not is_virtual) as run:
+            if run is not None:
                 check_result(await _with_middlewares(runner, run, registry)(message))
 
     return run_schedule
+
+
+@asynccontextmanager
+async def _entered(
+    context: AbstractContextManager[ScheduledRun | None], *, in_threads: bool
+) -> AsyncIterator[ScheduledRun | None]:
+    """Enter and leave a context, in other threads: the broker may be remote, and this loop runs other handlers."""
+    call = asyncio.to_thread if in_threads else _call_here
+    run = await call(context.__enter__)
+    try:
+        yield run
+    except BaseException as error:
+        await call(context.__exit__, type(error), error, error.__traceback__)
+        raise
+    await call(context.__exit__, None, None, None)
+
+
+async def _call_here(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)

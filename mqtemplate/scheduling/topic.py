@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from mqtemplate.broker import Broker, Capability
+from mqtemplate.broker import Broker, Capability, QueueLock
 from mqtemplate.errors import DelayError, MessageError, ScheduleError, UnsupportedError
 from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property, create_unique_id, split_keys
@@ -151,7 +151,7 @@ _PAUSED, _DONE = "paused", "done"
 _NEEDED = (Capability.TIMER, Capability.QUERY)
 _MAX_DUPLICATES = 64  # RocketMQ returns no more; each process that starts a schedule may send one
 _NEWEST = 64
-"""Delayed messages of a schedule that are looked at. A chain has one pending message, its newest but for duplicates."""
+"""Messages of a schedule that are looked at. A chain has one pending message, its newest but for duplicates."""
 
 
 class ScheduleTopic:
@@ -207,6 +207,27 @@ class ScheduleTopic:
         found = self.broker.reader.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
         return min(filter(_is_run, found), key=lambda each: each.queue_offset, default=None)
 
+    def newest_delivered(self, schedule: str, fingerprint: str, latest_ms: int) -> int:
+        """Return the queue offset of the newest delivered run message of a trigger; -1 without one.
+
+        Args:
+            latest_ms: Messages of runs after this time (epoch ms) do not count.
+        """
+        found = self.broker.reader.messages_by_key(self.name, schedule, _NEWEST)
+        keys = ((each.queue_offset, find_run_key(each.keys)) for each in found)
+        return max(
+            (
+                queue_offset
+                for queue_offset, key in keys
+                if key is not None and key.fingerprint == fingerprint and key.run_ms <= latest_ms
+            ),
+            default=-1,
+        )
+
+    def committed(self, schedule: str) -> int:
+        """Return the first queue offset that the processes of a schedule have not committed."""
+        return self.broker.groups.committed_offset(self.group_of(schedule), self._queue_of(schedule)) or 0
+
     @property
     def can_list(self) -> bool:
         """True if the broker lists and cancels its delayed messages.
@@ -259,6 +280,19 @@ class ScheduleTopic:
     def note_done(self, schedule: str, run_ms: int) -> None:
         """Store that a run is done. Consumers store their progress some seconds later only."""
         self._set_value(schedule, _DONE, run_ms)
+
+    def lock(self, schedule: str, broker_name: str) -> QueueLock | None:
+        """Lock a schedule for one run, over all processes; return None while another process or thread has the lock.
+
+        It is a lock of the group that has the last run, as a value of the group: no right on another group is needed,
+        and RocketMQ takes a group whose own queues are locked for one that consumes in order.
+
+        Args:
+            broker_name: Broker that has the message of the run.
+        """
+        return self.broker.groups.lock_queue(
+            f"{self.group_of(schedule)}-{_DONE}", MessageQueue(self.name, broker_name, 0)
+        )
 
     def _value(self, schedule: str, kind: str) -> int:
         group = f"{self.group_of(schedule)}-{kind}"

@@ -132,6 +132,8 @@ PAGES = {
     "changes": "/changes",
     "listeners": "/listeners",
     "schedules": "/schedules",
+    "hand-over": "/hand-over",
+    "copy": "/copy",
     "lateness": "/lateness",
     "configuration": "/configuration?defaults=1",
     "sign-in": "/sign-in",

@@ -17,6 +17,7 @@ from mqtemplate.observability import HealthChecks
 from mqtemplate.observability.health import broker_checks
 from mqtemplate.observability.settings import HealthSettings
 from mqtemplate.testing import Harness
+from tests.console.browser import Visitor, chromium, served
 from tests.console.pages import TOKEN, Shop, open_shop
 from tests.copy.recorded import small_settings
 
@@ -54,7 +55,7 @@ def test_the_page_shows_lag_snapshot_epoch_owner_and_followers(tmp_path: Path, m
 
             text, end = dashboard_of(broker, tmp_path).page("/copy").text, broker.store.end_offset
 
-    assert f"To {url} up" in text
+    assert f"To {url} UP" in text
     assert f"Not copied yet {end} B, for" in text
     assert "Last snapshot 2025-12-01 00:00:00" in text
     assert "Epoch 1" in text
@@ -67,3 +68,23 @@ def test_without_a_copy_the_page_names_the_setting(tmp_path: Path) -> None:
         shop.sign_in()
 
         assert "mqtemplate.copy.to" in shop.page("/copy").text
+
+
+@pytest.mark.slow
+def test_the_page_fits_on_a_phone_and_shows_the_health_in_its_color(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/{'a-long-folder/' * 8}copy"
+    place = CopyOptions(to=url, interval=5_000)
+    with CopiedBroker(tmp_path / "store", small_settings(), VirtualClock(1_764_547_200_000), copy=place) as broker:
+        harness = Harness(broker)
+        harness.advance("1s")
+        with Follower(url, tmp_path / "standby", settings=small_settings(), clock=broker.clock) as standby:
+            standby.catch_up()
+            harness.advance("21s")
+            with chromium() as browser, served(dashboard_of(broker, tmp_path)) as base:
+                user = Visitor(browser.new_context(viewport={"width": 390, "height": 844}).new_page(), base)
+                user.go(f"/sign-in?token={TOKEN}")
+                user.go("/copy")
+
+                assert user.page.locator("h2 .mark.good").text_content() == "UP"
+                assert user.page.locator("table.cards td").count() == 4
+                assert user.problems == []

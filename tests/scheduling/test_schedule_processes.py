@@ -32,6 +32,53 @@ def runs_in(folder: Path) -> list[tuple[int, datetime]]:
     return [(int(pid), datetime.fromisoformat(at)) for pid, at in map(str.split, lines)]
 
 
+LONG_RUNS = """
+import os, sys, threading
+from mqtemplate import MQApplication, ScheduledRun, scheduled
+
+def wait_for(name: str) -> None:
+    while not os.path.exists(name):
+        threading.Event().wait(0.01)
+
+@scheduled(every="1s", catch_up="all")
+def tick(run: ScheduledRun) -> None:
+    with open("runs", "a") as file:
+        file.write(f"{os.getpid()} {run.scheduled_at.isoformat()}\\n")
+    wait_for("end")
+
+wait_for(f"start-{os.getpid()}")
+MQApplication(tick, settings={"rocketmq.name-server": sys.argv[1]}, environment={}).run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.feature("X17")
+def test_a_process_that_joins_during_a_run_does_not_repeat_it(tmp_path: Path) -> None:
+    """It gets the queue, and with it the message of the run that is not done yet."""
+    (tmp_path / "worker.py").write_text(LONG_RUNS, "utf-8")
+    with BrokerProcess(tmp_path) as server:
+        command = [sys.executable, "-W", "error", "worker.py", str(server.name_server)]
+        log = tmp_path / "log"
+        with log.open("w") as errors:
+            workers = [subprocess.Popen(command, cwd=tmp_path, stderr=errors) for _ in range(2)]
+        try:
+            # The client ids begin with the pids, and the first one in their order gets the only queue.
+            joining, first = sorted(workers, key=lambda worker: str(worker.pid))
+            (tmp_path / f"start-{first.pid}").touch()
+            eventually(lambda: runs_in(tmp_path), "the first process runs the function")
+            (tmp_path / f"start-{joining.pid}").touch()
+            eventually(lambda: "another process runs the schedule" in log.read_text(), "the other one has the queue")
+            (tmp_path / "end").touch()
+            eventually(lambda: len([pid for pid, _ in runs_in(tmp_path) if pid == joining.pid]) >= 3, "its own runs")
+        finally:
+            for worker in workers:
+                worker.kill()
+                worker.wait()
+
+    times = [at for _, at in runs_in(tmp_path)]
+    assert times == [times[0] + timedelta(seconds=second) for second in range(len(times))]
+
+
 @pytest.mark.slow
 @pytest.mark.feature("X17")
 def test_processes_run_each_second_once_also_when_one_is_killed(tmp_path: Path) -> None:

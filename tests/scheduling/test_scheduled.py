@@ -19,8 +19,9 @@ from mqtemplate import (
     scheduled,
     service,
 )
-from mqtemplate.broker import Broker
+from mqtemplate.broker import Broker, QueueLock
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+from mqtemplate.engine.groups import _LocalQueueLock
 from mqtemplate.errors import ScheduleError, SendError
 from mqtemplate.message import Message
 from mqtemplate.testing.harness import Harness
@@ -266,3 +267,98 @@ def test_the_decorator_returns_the_function() -> None:
         return "called"
 
     assert scheduled(every="1h")(report) is report
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+
+def lock_of_another_process(broker: EmbeddedBroker, app: MQApplication) -> QueueLock:
+    lock = app.get(Schedules).topic.lock("report", broker.name)
+    assert lock is not None
+    return lock
+
+
+def test_a_run_that_another_process_does_is_not_repeated(broker: EmbeddedBroker, start: Start) -> None:
+    """The queue may move to this process while the function runs in the other one, before its message is done."""
+    report, runs = recorder(every="1h")
+    app = start(report)
+    topic, harness = app.get(Schedules).topic, harness_of(broker, app)
+    lock = lock_of_another_process(broker, app)
+    harness.advance("1h 30m")
+    during = list(runs)
+
+    topic.note_done("report", broker.clock.now_ms() - 1_800_000)
+    lock.release()
+    harness.advance("30m")
+
+    assert during == []
+    assert hours(runs) == ["01-01 02:00"]
+
+
+def test_a_run_that_another_process_did_not_end_is_repeated(broker: EmbeddedBroker, start: Start) -> None:
+    """The process has died: its lock is free, and the run is not noted as done."""
+    report, runs = recorder(every="1h")
+    app = start(report)
+    harness = harness_of(broker, app)
+    lock = lock_of_another_process(broker, app)
+    harness.advance("1h 30m")
+
+    lock.release()
+    harness.advance("1m")
+
+    assert hours(runs) == ["01-01 01:00"]
+
+
+def test_a_process_that_has_lost_the_lock_before_the_function_runs_looks_again(
+    broker: EmbeddedBroker, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stood still after it had looked whether the run is done, for so long that another process did the run."""
+    report, runs = recorder(every="1h")
+    app = start(report)
+    topic, first = app.get(Schedules).topic, [True]
+
+    def is_held(lock: object) -> bool:
+        if first.pop() if first else False:
+            topic.note_done("report", broker.clock.now_ms())  # by the other process
+            return False
+        return True
+
+    monkeypatch.setattr(_LocalQueueLock, "is_held", property(is_held))
+    harness_of(broker, app).advance("2h")
+
+    assert hours(runs) == ["01-01 02:00"]
+
+
+def test_a_retry_does_not_undo_what_is_noted_about_later_runs(broker: EmbeddedBroker, start: Start) -> None:
+    """Otherwise a process that takes over would repeat them."""
+    attempts: list[str] = []
+
+    @scheduled(every="1h", name="report", retry=["2h 30m"])
+    def report(run: ScheduledRun) -> None:
+        attempts.append(f"{run.scheduled_at:%H} {run.attempt}")
+        if attempts == ["01 1"]:
+            raise OSError("away")
+
+    app = start(report)
+    harness_of(broker, app, raise_handler_errors=False).advance("3h 40m")
+
+    assert attempts == ["01 1", "02 1", "03 1", "01 2"]
+    assert app.get(Schedules).topic.last_done_ms("report") == broker.clock.now_ms() - 40 * 60_000
+
+
+def test_a_process_that_starts_during_a_long_run_skips_none_of_the_runs_that_wait(
+    broker: EmbeddedBroker, start: Start
+) -> None:
+    """The next message of the schedule is delivered, and waits: nothing is pending."""
+    report, runs = recorder(every="1h", catch_up="all")
+    app = start(report)
+    lock = lock_of_another_process(broker, app)
+    harness_of(broker, app).advance("3h 30m")
+
+    joining = start(report)
+    harness = harness_of(broker, app, joining)
+    harness.advance("40m")
+    lock.release()
+    harness.advance("1m")
+
+    assert hours(runs) == ["01-01 01:00", "01-01 02:00", "01-01 03:00", "01-01 04:00"]

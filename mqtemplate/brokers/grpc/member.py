@@ -305,6 +305,10 @@ class GrpcGroups:
         """See `ConsumerGroups.commit_offset`; this protocol cannot do it."""
         _refuse(f"a new offset of group {group!r}")
 
+    def lock_queue(self, group: str, queue: MessageQueue) -> NoReturn:
+        """See `ConsumerGroups.lock_queue`; this protocol cannot do it."""
+        _refuse(f"the lock of a queue for group {group!r}")
+
     def consumed_topics(self) -> Mapping[str, Collection[str]] | None:
         """Return None: the broker has the offsets."""
         return None

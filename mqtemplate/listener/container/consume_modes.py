@@ -277,6 +277,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                     ordered.messages.clear()
             if not ordered.messages:
                 break
+            if not self.consumer.has_lock(ordered.process.queue):
+                return self._suspend_ms  # until the polling thread has dropped the queue
             with ordered.lock:
                 messages = list(islice(ordered.messages, self._take_size))
             running = self._watchdog.start(messages)

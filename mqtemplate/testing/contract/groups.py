@@ -265,6 +265,26 @@ class GroupContract:
         one.close()
         under_test.until(lambda: other.lock(queue), "the other one can lock it")
 
+    def test_a_queue_is_locked_by_one_caller_at_a_time(self, under_test: BrokerUnderTest) -> None:
+        """Callers are no members. Their locks are by group, and apart from those of other queues."""
+        queue, groups = under_test.queue(), under_test.broker.groups
+        lock = groups.lock_queue("billing", queue)
+        assert lock is not None
+        assert lock.is_held
+
+        assert groups.lock_queue("billing", queue) is None
+        others = [
+            groups.lock_queue("audit", queue),
+            groups.lock_queue("billing", MessageQueue(queue.topic, queue.broker_name, 99)),
+        ]
+        lock.release()
+        again = groups.lock_queue("billing", queue)
+
+        held = [each for each in (*others, again) if each is not None]
+        assert len(held) == 3
+        for each in held:
+            each.release()
+
     def test_a_waiting_poll_can_be_woken(self, under_test: BrokerUnderTest) -> None:
         under_test.needs_real_time()
         _, member = under_test.joined()

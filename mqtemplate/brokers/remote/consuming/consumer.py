@@ -348,6 +348,9 @@ class RemoteConsumer(Consumer):
     def lost_locks(self) -> frozenset[MessageQueue]:
         return self.locks.lost()
 
+    def has_lock(self, queue: MessageQueue) -> bool:
+        return not self._is_closed and self.locks.is_valid(queue)
+
     def change_locks(self) -> bool:
         """Lock and unlock the queues for which that was requested; return False if some are still to be locked."""
         released = self.locks.take_released()

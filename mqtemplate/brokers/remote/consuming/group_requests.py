@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import Capability, QueueLock
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure, response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
@@ -225,6 +225,9 @@ class HeldQueueLocks:
     A queue is *ready* when it is locked and its read position was set after that: the previous member may have
     committed until it unlocked the queue.
 
+    A lock that was lost and is renewed stays lost for the caller until it requests the lock again: another member may
+    have had it, and may have handled the messages that the caller polled before.
+
     Args:
         live_ms: 30 s in RocketMQ. A broker gives the lock to another member after 60 s.
     """
@@ -237,6 +240,7 @@ class HeldQueueLocks:
     _ready: set[MessageQueue] = field(default_factory=set, init=False)
     _requested: set[MessageQueue] = field(default_factory=set, init=False)
     _released: set[MessageQueue] = field(default_factory=set, init=False)
+    _regained: frozenset[MessageQueue] = field(default=frozenset(), init=False)  # lost and renewed, not requested again
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -254,7 +258,13 @@ class HeldQueueLocks:
             return frozenset()
         oldest_ms = self.clock.steady_ms() - self.live_ms
         with self._lock:
-            return frozenset([queue for queue, at_ms in self._renewed_ms.items() if at_ms <= oldest_ms])
+            late = [queue for queue, at_ms in self._renewed_ms.items() if at_ms <= oldest_ms]
+            return self._regained.union(late) if self._regained else frozenset(late)
+
+    def is_valid(self, queue: MessageQueue) -> bool:
+        """Return True if a queue is locked now."""
+        renewed_ms = self._renewed_ms.get(queue, _NEVER_MS)
+        return renewed_ms > self.clock.steady_ms() - self.live_ms and queue not in self._regained
 
     def valid(self) -> frozenset[MessageQueue]:
         """Return the queues that are locked now."""
@@ -307,9 +317,20 @@ class HeldQueueLocks:
         [(_, locked)] = self._lock_all([queue]).items()
         if isinstance(locked, BrokerError):
             raise locked
+        self._forget_loss(locked)
         return queue in locked
 
     def acquire(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Lock queues that the caller has requested; return those that are locked now."""
+        acquired = self._acquire(queues)
+        self._forget_loss(acquired)
+        return acquired
+
+    def _forget_loss(self, queues: Collection[MessageQueue]) -> None:
+        with self._lock:
+            self._regained -= frozenset(queues)
+
+    def _acquire(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock queues; return those that are locked now. A broker that fails delays no other one, and is logged."""
         acquired: set[MessageQueue] = set()
         for broker_name, locked in self._lock_all(queues).items():
@@ -353,7 +374,8 @@ class HeldQueueLocks:
                 self._renewed_ms.pop(queue, None)
                 self._ready.discard(queue)
             held = frozenset(self._renewed_ms)
-        locked = self.acquire(held)
+            self._regained = lost & held  # before the request: there is no moment at which they look valid
+        locked = self._acquire(held)
         regained = locked & lost
         with self._lock:
             self._ready -= regained
@@ -364,12 +386,65 @@ class HeldQueueLocks:
         with self._lock:
             held = [queue for queue in queues if self._renewed_ms.pop(queue, None) is not None]
             self._ready.difference_update(held)
+            self._regained -= frozenset(held)
         if held:
             self.requests.unlock(_by_broker(held))
 
     def close(self) -> None:
         """Unlock all queues."""
         self.unlock(list(self._renewed_ms))
+
+
+class CallerLocks:
+    """The locks of one group that callers in this process have, who are no members of it.
+
+    Attributes:
+        locks: The locks, as a member would have them.
+    """
+
+    def __init__(self, locks: HeldQueueLocks) -> None:
+        self.locks = locks
+        self._held: dict[MessageQueue, _CallerLock] = {}
+        self._requesting = threading.Lock()  # a renewal that is answered after a release would lock the queue again
+
+    def lock(self, queue: MessageQueue) -> QueueLock | None:
+        """See `ConsumerGroups.lock_queue`."""
+        lock = _CallerLock(self, queue)
+        if self._held.setdefault(queue, lock) is not lock:
+            return None
+        is_locked = False
+        try:
+            with self._requesting:
+                is_locked = self.locks.lock(queue)
+        finally:
+            if not is_locked:
+                del self._held[queue]
+        return lock if is_locked else None
+
+    def release(self, queue: MessageQueue) -> None:
+        """Release the lock of a queue."""
+        with self._requesting:
+            self.locks.unlock([queue])
+        del self._held[queue]
+
+    def renew(self) -> bool:
+        """Renew the locks; return False if a broker did not answer."""
+        with self._requesting:
+            return self.locks.renew(self._held)[1]
+
+
+class _CallerLock:
+    """A `QueueLock` of `CallerLocks`."""
+
+    def __init__(self, owner: CallerLocks, queue: MessageQueue) -> None:
+        self._owner, self._queue = owner, queue
+
+    @property
+    def is_held(self) -> bool:
+        return self._owner.locks.is_valid(self._queue)
+
+    def release(self) -> None:
+        self._owner.release(self._queue)
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mqtemplate.broker import ConsumerSpec, MessageModel
+from mqtemplate.broker import ConsumerSpec, MessageModel, QueueLock
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember
 from mqtemplate.brokers.remote.cluster.failures import log_failure
 from mqtemplate.brokers.remote.cluster.queries import MemberSubscription, Queries, subscription_data
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
-from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks, RetrySender
+from mqtemplate.brokers.remote.consuming.group_requests import CallerLocks, GroupRequests, HeldQueueLocks, RetrySender
 from mqtemplate.brokers.remote.consuming.offsets import (
     BrokerOffsets,
     LocalFileOffsetStore,
@@ -74,6 +74,7 @@ class Members:
         self._members: list[RemoteConsumer] = []
         self._pop_groups: set[str] = set()
         self._files: dict[tuple[str, str], LocalFileOffsetStore] = {}
+        self._caller_locks: dict[str, CallerLocks] = {}
 
     def all(self) -> list[RemoteConsumer]:
         """Return the members."""
@@ -228,6 +229,16 @@ class Members:
         wire_group = self.context.namespace.wrap(group)
         self._offsets.commit(group, queue, queue_offset, lambda: self.queries.create_group(wire_group, queue))
 
+    def lock_queue(self, group: str, queue: MessageQueue) -> QueueLock | None:
+        """See `ConsumerGroups.lock_queue`."""
+        with self._lock:
+            locks = self._caller_locks.get(group)
+            if locks is None:
+                settings, requests = self.context.settings, GroupRequests(self.context, group)
+                held = HeldQueueLocks(requests, self.context.clock, settings.lock_live_ms)
+                locks = self._caller_locks[group] = CallerLocks(held)
+        return locks.lock(queue)
+
     def consumed_topics(self) -> None:
         """See `ConsumerGroups.consumed_topics`: brokers have the offsets."""
 
@@ -282,6 +293,8 @@ class Members:
 
     def lose_locks(self, broker_name: str) -> None:
         """Count the locks at a broker as lost: it forgets them when it restarts, and ours when a connection ends."""
+        for callers in list(self._caller_locks.values()):
+            callers.locks.lose(broker_name)
         for member in self.all():
             if member.locks.lose(broker_name):
                 member.wake()
@@ -328,7 +341,8 @@ class Members:
                 log_failure(_log, "remote.commit_failed", exc, group=member.spec.group)
 
     def _renew_locks(self) -> int | None:
-        is_complete = [member.renew_locks() for member in self.all()]
+        locks = [each.renew() for each in list(self._caller_locks.values())]
+        is_complete = [*locks, *[member.renew_locks() for member in self.all()]]
         return None if all(is_complete) else _REPEAT_MS
 
     def _change_locks(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 from structlog.testing import capture_logs
 
@@ -188,6 +188,96 @@ def test_a_lost_lock_stops_the_handling_of_fetched_messages_until_it_is_regained
 
     assert after_loss == ["0", "1"]
     assert received == ["0", "1", "3"]
+
+
+def test_fetched_messages_are_not_handled_after_a_lock_was_lost_and_regained(our_client: RemoteBroker) -> None:
+    """A process that stood still for longer than its lock may have it back before its other threads look."""
+    received: list[str] = []
+    gate = Event()
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    with listening(our_client, received, gate=gate) as container:
+        eventually(lambda: "1" in received, "the handler has the second message")
+        member = container.member.consumer
+        member.locks.lose(queue.broker_name)  # type: ignore[attr-defined]
+        our_client.groups.commit_offset("billing", queue, 3)  # by another member, which had the lock meanwhile
+
+        member.renew_locks()  # type: ignore[attr-defined]
+        gate.set()
+        eventually(lambda: "3" in received, "the last message is handled")
+
+    assert received == ["0", "1", "3"]
+
+
+def test_no_handler_begins_after_the_lock_is_lost_even_before_the_polling_thread_looks(
+    our_client: RemoteBroker,
+) -> None:
+    received: list[str] = []
+    gate, polling = Event(), Event()
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    with listening(our_client, received, gate=gate) as container:
+        eventually(lambda: "1" in received, "the handler has the second message")
+        member, service = container.member.consumer, container.member.service
+        blocking = Thread(target=lambda: container.member.run_when_polling(polling.wait))
+        blocking.start()
+        member.locks.lose(queue.broker_name)  # type: ignore[attr-defined]
+
+        gate.set()
+        eventually(lambda: service.next_due() is not None, "the queue is suspended")
+        before = list(received)
+        polling.set()
+        blocking.join()
+        eventually(lambda: "3" in received, "the lock is regained")
+
+    assert before == ["0", "1"]
+    assert received[:2] + sorted(set(received[2:])) == ["0", "1", "2", "3"]
+
+
+def test_the_lock_of_a_caller_excludes_other_processes_until_it_is_released(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as one, client(cluster.address, tmp_path) as other:
+        queue = one_queue(one)
+        lock = one.groups.lock_queue("billing", queue)
+        assert lock is not None
+
+        during = other.groups.lock_queue("billing", queue)
+        lock.release()
+        after = other.groups.lock_queue("billing", queue)
+
+        assert during is None
+        assert after is not None
+        after.release()
+
+
+def test_the_lock_of_a_caller_is_renewed_and_a_loss_is_not_forgotten(tmp_path: Path) -> None:
+    """After a loss another process may have had the lock, and may have done what the caller is about to do."""
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        queue, members = one_queue(broker), broker._client.members
+        lock = broker.groups.lock_queue("billing", queue)
+        assert lock is not None
+        members.lock_renewals.step()
+        assert lock.is_held
+
+        members.lose_locks(queue.broker_name)
+        members.lock_renewals.step()
+
+        assert not lock.is_held
+        lock.release()
+        again = broker.groups.lock_queue("billing", queue)
+        assert again is not None
+        assert again.is_held
+        again.release()
+
+
+def test_the_locks_of_a_process_that_ends_are_free_at_once(tmp_path: Path) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as other:
+        with client(cluster.address, tmp_path) as ended:
+            queue = one_queue(ended)
+            assert ended.groups.lock_queue("billing", queue) is not None
+
+        lock = eventually(lambda: other.groups.lock_queue("billing", queue), "the lock is free")
+
+        lock.release()
 
 
 def test_a_reset_by_an_administrator_discards_the_messages_that_were_fetched(our_client: RemoteBroker) -> None:
