@@ -11,7 +11,8 @@ import pytest
 from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.broker.hand_over import HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.message import Message, MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
 from tests.conformance.servers import is_registered

@@ -11,7 +11,8 @@ from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
 from mqtemplate.errors import BrokerError
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.protocol import RequestCode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -381,6 +381,9 @@ class RemoteHandOver(OldBroker):
 
     def change(self, phase: HandOverPhase) -> HandOverState:
         return self._state(self._change("change", phase.value))
+
+    def on_change(self, wake: Callable[[], None]) -> bool:
+        return False
 
     def note_error(self, owner: str, error: str | None) -> None:
         self._change("note_error", error, owner)
