@@ -145,7 +145,7 @@ class Actions:
     """
 
     def __init__(self, broker: HandOverBroker, run: Run, folder: Path, number: int) -> None:
-        self._broker, self._run, self._number = broker, run, number
+        self._broker, self._run, self._folder, self._number = broker, run, folder, number
         self._chance = random.Random(run.seed + os.getpid())
         self._journal = Journal(folder / "journal")
         self._steps = self._steps_before(folder)
@@ -160,6 +160,8 @@ class Actions:
     def act(self, ended: threading.Event) -> None:
         """Do one action. If an answer is missing, try it again until the process is to end."""
         kind = self._chance.choice(("cancel", "reschedule", "send", "step", "none"))
+        if kind == "send" and (self._folder / "phase").exists() and (self._folder / "phase").read_text() == "ABORTING":
+            return  # an abort from RocketMQ ends when nothing is left there that can come back
         if kind == "step":
             self._send_step()
         elif kind != "none":

@@ -401,7 +401,8 @@ class Mover:
             self._leased_ms = None
             return False
         if not had_it:
-            counts = self._old.counts()
+            counts, state = self._old.counts(), self._old.state()
+            self._error = None if state is None else state.last_error  # of the owner before
             self._uncertain, self._took_over = {}, (counts.reserved, now_ms)
             _log.info("hand_over.mover_started", owner=self._owner, in_transit=counts.in_transit)
         self._leased_ms = now_ms
