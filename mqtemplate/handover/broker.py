@@ -39,7 +39,7 @@ from mqtemplate.errors import (
     reworded,
 )
 from mqtemplate.event_log import get_logger
-from mqtemplate.handover.admin import HandOverAdmin
+from mqtemplate.handover.admin import HandOverAdmin, copy_topics
 from mqtemplate.handover.consuming import HandOverGroups
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.mover import Mover
@@ -238,11 +238,9 @@ class HandOverBroker(Broker):
                 _log.warning("hand_over.not_taken_over", what=what, reason=str(exc), hint=hint)
 
     def _take_over_topics(self) -> None:
-        known = set(self.new.topic_names())
-        for topic in sorted(set(self.old.topic_names()) - known):
-            count = len(self.old.queues(topic))
-            self.new.create_topic(topic, count)
-            _log.info("hand_over.topic_created", topic=topic, queues=count)
+        names = set(self.old.topic_names())
+        wanted = {name: each for name, each in self.old.admin().topic_settings().items() if name in names}
+        copy_topics(wanted, self.new, adds_queues=not self.options.allow_other_queue_count)
 
     def _take_over_groups(self) -> None:
         """Let each group of the old broker begin at the new one with what is sent from now on.
