@@ -58,7 +58,10 @@ class HandOverState:
         topics: Topics of the old broker at the start.
         groups: Consumer groups of the old broker at the start.
         brokers: Brokers of the new cluster to which a message was sent.
-        returned: Messages that the new broker refused, and that the old one releases itself.
+        returned: Messages that are pending here again: the new broker refused them, or they have come back.
+        first_offset: Queue offset of the first message of this hand-over in the transit topic.
+        taken_back: Messages that were in transit back, from a new broker that cannot reserve them.
+        back_offset: Queue offset after the last one of these.
         last_error: Why the mover made no progress the last time; None if it does.
         owner: The last owner of the lock; None if there was none.
     """
@@ -72,6 +75,9 @@ class HandOverState:
     groups: tuple[str, ...] = ()
     brokers: tuple[str, ...] = ()
     returned: int = 0
+    first_offset: int = 0
+    taken_back: int = 0
+    back_offset: int = 0
     last_error: str | None = None
     owner: str | None = None
 
@@ -117,7 +123,7 @@ class HandOverCounts:
         reserved: Messages that were ever reserved.
         in_transit: Reserved messages that are not settled: they are in neither broker's delayed messages for certain.
         moved: Messages that are in the new broker.
-        returned: Messages that the new broker refused.
+        returned: Messages that the new broker refused, or that have come back from it.
     """
 
     pending: int

@@ -187,6 +187,7 @@ class LocalHandOver:
                     changed_ms=now_ms,
                     topics=tuple(sorted(names)),
                     groups=tuple(sorted(members)),
+                    first_offset=self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset,
                 )
             )
             self._keep_ends()
@@ -264,13 +265,17 @@ class LocalHandOver:
         with self._lock:
             reserved = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset
             in_transit = reserved - self._committed - len(self._settled)
-            returned = 0 if self._state is None else self._state.returned
+            moved, state = 0, self._state
+            if state is not None and (state.phase is not HandOverPhase.ABORTED or state.taken_back):
+                # Messages are in transit in one direction at a time. Those on their way back are in the new broker too.
+                leaving = 0 if reserved == state.back_offset else in_transit
+                moved = reserved - state.first_offset - state.taken_back - leaving - state.returned
             return HandOverCounts(
                 pending=self._delayed.waiting_count(),
                 reserved=reserved,
                 in_transit=in_transit,
-                moved=reserved - in_transit - returned,
-                returned=returned,
+                moved=moved,
+                returned=0 if state is None else state.returned,
             )
 
     # --- lock ----------------------------------------------------------------------------------
@@ -405,8 +410,10 @@ class LocalHandOver:
     def take_back(self, owner: str, messages: Sequence[Message]) -> None:
         """See `OldBroker.take_back`."""
         with self._lock:
-            self._owned(owner)
+            state = self._owned(owner)
             self._delayed.control.settle([self._back(each) for each in messages], [])
+            end = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset
+            self._save(replace(state, taken_back=state.taken_back + len(messages), back_offset=end))
 
     def _back(self, message: Message) -> RecordDraft:
         stored = {
