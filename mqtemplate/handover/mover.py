@@ -83,10 +83,9 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 _log = get_logger("mqtemplate.hand_over")
 
 _BATCH = 256
-_SEND_MS = 3_000
-_IDLE_MS = 1_000
-_LONGEST_IDLE_MS = 60_000
-"""Without work the mover waits this long for a signal of an old broker that gives one."""
+_SEND_MS, _IDLE_MS = 3_000, 1_000
+_REST_MS, _VIRTUAL_REST_MS = 5_000, 60_000
+"""Without work the mover waits this long for a signal of an old broker that gives one. A harness steps it often."""
 _FAILED_MS = (500, 1_000, 2_000, 5_000)
 _REFUSED_TOPIC_MS = 60_000
 _MAX_SENDS = 3
@@ -202,33 +201,32 @@ class Mover:
     def step(self) -> int | None:
         """Move a bounded number of messages. Return the time of the next step."""
         now_ms = self._clock.now_ms()
-        if now_ms < self._next_ms <= now_ms + _LONGEST_IDLE_MS and not self._has_changed():
-            return self._next_ms
-        self._idle_at = None
         try:
+            if now_ms < self._next_ms <= now_ms + _VIRTUAL_REST_MS and (
+                self._idle_at is None or self._idle_at == self._seen()
+            ):
+                return self._next_ms
+            self._idle_at = None
             self._next_ms = now_ms + self._move()
         except MQTemplateError as exc:
             self._next_ms = now_ms + self._failed(exc)
         return self._next_ms
 
-    def _has_changed(self) -> bool:
-        """Return True if the mover was idle, and the old broker is not as it was then."""
-        return self._idle_at is not None and self._idle_at != self._seen()
-
     def _seen(self) -> object:
         state = self._old.state()
         return None if state is None else (state.hand_over_id, state.phase, self._old.counts())
 
-    def _rest(self) -> int:
+    def _rest(self, state: HandOverState | None) -> int:
         """Return the pause of a mover that has nothing to do: until a message comes into the range of the new broker.
 
         A broker that gives signals, an embedded one, calls if the phase changes. Another one is asked at intervals.
         """
         if not self._gives_signals:
             return _IDLE_MS
-        self._idle_at, now_ms = self._seen(), self._clock.now_ms()
-        pause_ms = _LONGEST_IDLE_MS
-        for _, end_ms in movable_times(self._new.delay_limits(), now_ms, self._settings):
+        self._idle_at, pause_ms = self._seen(), _VIRTUAL_REST_MS if self._clock.is_virtual else _REST_MS
+        if state is None or state.phase is not HandOverPhase.RUNNING:  # the new broker may be away
+            return pause_ms
+        for _, end_ms in movable_times(self._new.delay_limits(), self._clock.now_ms(), self._settings):
             for each in self._old_broker.delayed.pending(PendingQuery(after_ms=end_ms), 1).messages:
                 pause_ms = min(pause_ms, each.deliver_ms - end_ms + 1)
         return max(1, pause_ms)
@@ -258,7 +256,7 @@ class Mover:
         self._pace.begin()
         state = self._old.state()
         if state is None or state.phase in (HandOverPhase.ABORTED, HandOverPhase.CONFIRMED):
-            return self._rest()
+            return self._rest(state)
         if not self._renew():
             return _IDLE_MS
         in_transit = self._old.transit(_BATCH)
@@ -277,7 +275,7 @@ class Mover:
             self._failures = 0
             self._note(None)
         if not settled:
-            return self._rest() if self._is_idle else _IDLE_MS
+            return self._rest(state) if self._is_idle else _IDLE_MS
         return self._pace.rest_ms(settled)
 
     def _reserve(self) -> int:
@@ -318,7 +316,7 @@ class Mover:
         """
         if backs:
             return self._recall_back(state, backs)
-        if not self._may_be_aborted:
+        if not self._may_be_aborted or (state.phase is HandOverPhase.PAUSED and self._reverse is None):
             return None
         with contextlib.suppress(UnsupportedError):
             back = self._new.hand_over
@@ -415,8 +413,10 @@ class Mover:
 
     def _keep_lock(self) -> bool:
         """Renew the lock if its lease may soon be over. Return False if another mover has it."""
-        age_ms = self._settings.lease_ms if self._leased_ms is None else self._clock.steady_ms() - self._leased_ms
-        return age_ms < self._settings.lease_ms // 2 or self._renew()
+        is_new = (
+            self._leased_ms is not None and self._clock.steady_ms() - self._leased_ms < self._settings.lease_ms // 2
+        )
+        return is_new or self._renew()
 
     def _filter(self, after_ms: int, before_ms: int) -> ReserveFilter:
         now_ms = self._clock.steady_ms()

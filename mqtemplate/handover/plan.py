@@ -203,7 +203,7 @@ class HandOverPlan:
         for part, text in (
             (self.moves, f"move now, in about {span_text(self.move_ms)} at {self.rate:g} a second"),
             (self.later, self._later_text()),
-            (self.stays, "stay: the new broker has no timers; the old one releases them when they are due"),
+            (self.stays, "stay: the new broker has no timers. The old one releases them, if max-early-ms is 0"),
             (self.retries, "are retries: the old broker releases them, and listeners consume them there"),
         ):
             if part.count:

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
-from mqtemplate.errors import SendError
+from mqtemplate.errors import BrokerError, SendError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.pace import FIRST_WINDOW
@@ -506,6 +506,21 @@ def test_a_pause_between_two_calls_of_a_step_is_no_failure(
         brokers.step()
 
     assert brokers.mover.progress().error is None
+    assert [each for each in logs if each["event"] == "hand_over.stalled"] == []
+
+
+def test_a_mover_that_is_paused_or_done_asks_nothing_of_a_new_broker_that_is_away(brokers: TwoBrokers) -> None:
+    class Away:
+        def __getattr__(self, name: str) -> object:
+            raise BrokerError("the new broker is away")
+
+    brokers.mover._new = Away()  # type: ignore[assignment]
+    brokers.mover.start()
+    with capture_logs() as logs:
+        for phase in (HandOverPhase.PAUSED, HandOverPhase.CONFIRMED):
+            brokers.old.hand_over.change(phase)
+            assert brokers.mover.step() == brokers.clock.now_ms() + 60_000
+
     assert [each for each in logs if each["event"] == "hand_over.stalled"] == []
 
 
