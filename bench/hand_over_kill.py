@@ -65,6 +65,8 @@ _LEVELS = (4, 5, 6)  # 30s, 1m, 2m
 _STEPS_BEFORE = 10
 _WAIT_S = 240
 _CHECK_S = 60
+_MOVER_S = 20
+"""Longer than the lease of the lock. While a hand-over is aborted no process has it."""
 _PHASE_S = 0.05
 
 
@@ -261,11 +263,12 @@ class KillRun:
         for number in range(count):
             if number == count // 2:
                 (self.folder / "phase").write_text("ABORTING")
-            if number == count * 3 // 4:
+            is_late = number >= count * 3 // 4
+            if number > count // 2 and not self.result.aborts and (is_late or self._is_aborted()):
                 self._wait_until_aborted()
             threading.Event().wait(self._chance.uniform(0.2, 2.5))
             self._kill_one(kinds[number % len(kinds)])
-        if count < 4:
+        if not self.result.aborts:
             self._wait_until_aborted()
 
     def _kill_one(self, kind: str) -> None:
@@ -277,8 +280,8 @@ class KillRun:
         self.result.kills[kind] += 1
 
     def _application(self, *, is_mover: bool) -> KilledProcess:
-        """Return the process that moves messages, or another one. Wait for one that moves."""
-        end_s = time.monotonic() + _WAIT_S
+        """Return the process that moves messages, or another one. Wait for one that moves, if there is one soon."""
+        end_s = time.monotonic() + _MOVER_S
         while len(self.applications) > 1 and time.monotonic() < end_s:
             found = [each.get("is_mover", False) for each in self._counts()]
             if any(found):
@@ -295,6 +298,9 @@ class KillRun:
                 values = json.loads((self.folder / f"counts-{number}").read_text())
             found.append(values if values and values["at"] > now_ms() - 3_000 else {})
         return found
+
+    def _is_aborted(self) -> bool:
+        return any(each.get("phase") == "ABORTED" for each in self._counts())
 
     def _wait_until_aborted(self) -> None:
         """Wait until all is back in the old broker, and start the hand-over again."""
