@@ -1,16 +1,25 @@
-"""Kill processes during a hand-over: messages lost, doubled, early, or delivered though cancelled.
+"""Kill processes during a hand-over, and check every message and every listener.
 
-    python -m bench.hand_over_kill [--kills 40] [--messages 2000] [--old folder|server] [--rocketmq] [--seed N]
+    python -m bench.hand_over_kill [--kills 40] [--pending 2000] [--old folder|server] [--rocketmq] [--seed N]
 
-An application moves pending messages (levels and timers) from an old broker to a new one, and cancels, reschedules and
-sends meanwhile. Each round kills one of them with SIGKILL at a random moment: the application, which has the mover; the
-old server (with ``--old server``; a folder is killed with its application); or the new broker. Each is started again.
-The application writes each action to a journal, before and after it, so an action whose answer was lost is known.
+An application (`bench.hand_over_application`) moves pending messages, levels and timers, from an old broker to a new
+one. It cancels, reschedules and sends meanwhile, and it has two listeners: one CONCURRENTLY and one ORDERLY. The kinds
+of process are killed with SIGKILL in turns, at random moments, and started again:
 
-At the end each message must be in exactly one of the two brokers, delivered or pending, and no cancelled one in any.
-With ``--rocketmq`` the new broker is RocketMQ 5.5.0. There a message is cancelled only if it is not due soon, and is
-not rescheduled after it has moved: RocketMQ answers a recall before it looks for the message, and a reschedule is a
-send and a recall, between which a kill leaves two.
+- ``application``: the application; with ``--old server`` it has two processes, and this one has no mover.
+- ``mover``: the process that moves the messages. With a folder it is the application, which has the old broker too.
+- ``old``: the old server, with ``--old server``.
+- ``new``: our server, or with ``--rocketmq`` RocketMQ 5.5.0.
+
+Half-way the hand-over is aborted, through kills, until all is back; then it starts again. At the end each message must
+be in exactly one of the two brokers, delivered or pending, and no cancelled one in any. The listeners must have got
+what is before their offsets, nothing early, and each key of the ORDERLY one in its order. After a kill a listener may
+get a message again: that is counted, and no fault.
+
+With ``--rocketmq`` a message is cancelled only if it is not due soon, and is not rescheduled after it has moved:
+RocketMQ answers a recall before it looks for the message, and a reschedule is a send and a recall, between which a kill
+leaves two. And RocketMQ delivers timers again that it delivered within the second before a kill: such a message has one
+timer there and two copies in its topic, and is counted as repeated by RocketMQ.
 """
 
 from __future__ import annotations
@@ -20,185 +29,104 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.killed_server import free_port, now_ms
+from bench.hand_over_application import (
+    GROUP,
+    KEYS_OF_A_PROCESS,
+    QUEUES,
+    STEPS,
+    STEPS_GROUP,
+    TOPIC,
+    Run,
+    lines_of,
+    records_of,
+    send_step,
+    started,
+)
+from bench.killed_server import now_ms
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.broker import Broker
-from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.errors import MQTemplateError
-from mqtemplate.handover.mover import Mover, MoverSettings
-from mqtemplate.message import Message
-from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
-from mqtemplate.topics import TIMER_TOPIC
+from mqtemplate.message import Message, MessageExt, Property
+from mqtemplate.pending import PendingMessage, PendingQuery
 
-TOPIC = "orders"
 _LEVELS = (4, 5, 6)  # 30s, 1m, 2m
-_SETTINGS = MoverSettings(settle_ms=2_500, lease_ms=8_000, lead_ms=3_000)
-_SMALL = EmbeddedSettings(mapped_file_size_commit_log=4 << 20)
+_STEPS_BEFORE = 10
 _WAIT_S = 240
 _CHECK_S = 60
-_SAFE_MS = 10_000
-"""With RocketMQ: a message that is due sooner is not cancelled."""
+_MOVER_S = 20
+"""Longer than the lease of the lock. While a hand-over is aborted no process has it."""
+_PHASE_S = 0.05
 
 
 @dataclass
 class KillCounts:
-    """Result of a run. All lists have message ids.
+    """Result of a run. The faults are message ids, or steps of a key.
 
     Attributes:
-        kills: Kills by process.
+        kills: Kills by kind of process.
         moved: Messages that the mover has moved.
-        uncertain: Messages whose cancel or reschedule lost its answer: they may be cancelled or not.
+        aborts: Aborts that were ended by the phase ``ABORTED``.
+        uncertain: Messages whose cancel, reschedule or send lost its answer: it may have had its effect or not.
+        handled: Messages and steps that a listener got.
+        repeats: Those that it got again: a kill came between the handler and the commit of its offset.
+        repeated_by_rocketmq: See the docstring of the module.
+        lost: In no broker.
+        doubled: More than once in the brokers.
+        early: Delivered, or given to a listener, before its time.
+        not_cancelled: In a broker or given to a listener, though cancelled.
+        skipped: In the topic before the offset of the group, but no listener got it.
+        overtaken: Given to the ORDERLY listener after a later one of its key.
     """
 
     kills: Counter[str] = field(default_factory=Counter)
-    messages: int = 0
+    pending: int = 0
     moved: int = 0
+    aborts: int = 0
     cancelled: int = 0
     rescheduled: int = 0
     sent: int = 0
+    steps: int = 0
     uncertain: int = 0
+    handled: int = 0
+    repeats: int = 0
+    repeated_by_rocketmq: int = 0
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     early: list[str] = field(default_factory=list)
     not_cancelled: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    overtaken: list[str] = field(default_factory=list)
 
     @property
-    def faults(self) -> int:
-        """Number of messages with a fault."""
-        return sum(map(len, (self.lost, self.doubled, self.early, self.not_cancelled)))
+    def faults(self) -> dict[str, list[str]]:
+        """The faults by their name, those without a message left out."""
+        names = ("lost", "doubled", "early", "not_cancelled", "skipped", "overtaken")
+        return {name: found for name in names if (found := getattr(self, name))}
 
-
-# --- the application ------------------------------------------------------------------------------
-
-
-def opened(name: str, folder: Path) -> Broker:
-    """Return a broker by its name in the arguments: ``embedded:DIR`` or ``host:port``."""
-    if name.startswith("embedded:"):
-        return EmbeddedBroker(name.removeprefix("embedded:"), _SMALL)
-    return RemoteBroker(RemoteSettings(name_servers=(name,), offset_path=folder, retry_times_when_send_failed=0))
-
-
-class Journal:
-    """A file of JSON lines. A line that was written survives a SIGKILL."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def write(self, **values: object) -> None:
-        os.write(self._file, json.dumps(values).encode() + b"\n")
-
-
-def run_application(old_name: str, new_name: str, folder: Path, seed: int) -> None:
-    """Move, cancel, reschedule and send until standard input ends."""
-    chance, journal = random.Random(seed), Journal(folder / "journal")
-    is_rocketmq = (folder / "rocketmq").exists()
-    ended = threading.Event()
-
-    def wait_for_end() -> None:
-        sys.stdin.read()
-        ended.set()
-
-    threading.Thread(target=wait_for_end, daemon=True).start()
-    with started(old_name, folder / "old-client") as old, started(new_name, folder / "new-client") as new:
-        mover = Mover(old, new, _SETTINGS, owner="application")
-        mover.start()
-        print("started", flush=True)
-        while not ended.wait(0.02):
-            action = _action(chance)
-            while not ended.wait(0.02):
-                try:
-                    _act(action, old, new, journal, is_rocketmq=is_rocketmq)
-                    break
-                except MQTemplateError as error:  # a broker is away: try again
-                    print(f"{action}: {error!r:.300}", file=sys.stderr, flush=True)
-                    ended.wait(0.2)
-            with contextlib.suppress(MQTemplateError, OSError):
-                counts = old.hand_over.counts()
-                text = json.dumps({"pending": counts.pending, "transit": counts.in_transit, "moved": counts.moved})
-                temporary = folder / "counts.new"
-                temporary.write_text(text)
-                temporary.replace(folder / "counts")
-        mover.close()
-
-
-@contextlib.contextmanager
-def started(name: str, folder: Path) -> Iterator[Broker]:
-    """Start a broker; repeat that while it is away."""
-    end_s = time.monotonic() + _WAIT_S
-    while True:
-        broker = opened(name, folder)
-        try:
-            broker.start()
-            break
-        except MQTemplateError:
-            if time.monotonic() > end_s:
-                raise
-            threading.Event().wait(0.1)
-    with broker:
-        yield broker
-
-
-def _action(chance: random.Random) -> dict[str, Any]:
-    """Return an action: its name, a message id, and a due time."""
-    kind, due_ms = chance.choice(("cancel", "reschedule", "send", "none")), now_ms() + chance.randrange(20_000, 60_000)
-    number = chance.randrange(int(os.environ["HAND_OVER_MESSAGES"]))
-    msg_id = f"S{chance.getrandbits(60):x}" if kind == "send" else f"M{number}"
-    return {"action": kind, "id": msg_id, "due": due_ms}
-
-
-def _act(action: dict[str, Any], old: Broker, new: Broker, journal: Journal, *, is_rocketmq: bool) -> None:
-    kind, msg_id, due_ms = action["action"], action["id"], action["due"]
-    if kind == "none":
-        return
-    journal.write(**action)
-    if kind == "send":
-        found = new.find_records((TIMER_TOPIC, TOPIC), msg_id).messages  # of a try whose answer was lost
-        if not found:
-            properties = {"UNIQ_KEY": msg_id, "TIMER_DELIVER_MS": str(due_ms)}
-            new.sends.send(Message(TOPIC, b"sent", properties), new.queues(TOPIC)[0])
-        journal.write(action="sent", id=msg_id, due=due_ms)
-        return
-    status = _changed(action, old, new, is_rocketmq=is_rocketmq)
-    journal.write(action="unchanged" if status is None else status.name, id=msg_id, due=due_ms, kind=kind)
-
-
-def _changed(action: dict[str, Any], old: Broker, new: Broker, *, is_rocketmq: bool) -> ScheduleChangeStatus | None:
-    """Cancel or reschedule a message in the broker that has it. Return None if it was not tried."""
-    kind, msg_id, due_ms = action["action"], action["id"], action["due"]
-
-    def change(broker: Broker) -> ScheduleChangeStatus:
-        if kind == "cancel":
-            return broker.delayed.cancel(key=msg_id, topic=TOPIC).status
-        return broker.delayed.reschedule(None, due_ms, key=msg_id, topic=TOPIC).status
-
-    status = change(old)
-    if status is not ScheduleChangeStatus.MOVED:
-        return status
-    end_s = time.monotonic() + 30
-    while old.hand_over.is_reserved(msg_id, TOPIC):
-        if time.monotonic() > end_s:
-            return None
-        threading.Event().wait(0.05)
-    if is_rocketmq and not _may_change(msg_id, kind, new):
-        return None
-    return change(new)
-
-
-def _may_change(msg_id: str, kind: str, new: Broker) -> bool:
-    if kind != "cancel":
-        return False
-    found = new.delayed.pending(PendingQuery(key=msg_id, topic=TOPIC)).messages
-    return bool(found) and found[0].deliver_ms > now_ms() + _SAFE_MS
+    def lines(self) -> list[str]:
+        """Return the result for a reader."""
+        kills = ", ".join(f"{count} of {name}" for name, count in sorted(self.kills.items()))
+        return [
+            f"kills: {kills}; aborts that ended: {self.aborts}",
+            f"{self.pending:,} messages pending at the start, {self.moved:,} moved, {self.cancelled} cancelled",
+            f"{self.rescheduled} rescheduled, {self.sent} sent, {self.uncertain} with a lost answer",
+            f"listeners got {self.handled:,} messages, {self.steps} of them in order, and {self.repeats} again",
+            f"lost {len(self.lost)}, doubled {len(self.doubled)}, early {len(self.early)}",
+            f"delivered though cancelled {len(self.not_cancelled)}, skipped by a group {len(self.skipped)}",
+            f"out of order {len(self.overtaken)}, repeated by RocketMQ itself {self.repeated_by_rocketmq}",
+        ]
 
 
 # --- the processes --------------------------------------------------------------------------------
@@ -211,9 +139,9 @@ class KilledProcess:
         line: Text of the line that it prints when it is ready.
     """
 
-    def __init__(self, command: list[str], line: str, log: Path, **environment: str) -> None:
+    def __init__(self, command: list[str], line: str, log: Path) -> None:
         self._command, self._line, self._log = command, line, log
-        self._environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment
+        self._environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self.start()
 
     def start(self) -> None:
@@ -256,9 +184,6 @@ def server(folder: Path, name: str) -> tuple[KilledProcess, str]:
 
 @contextlib.contextmanager
 def _rocketmq(folder: Path) -> Iterator[tuple[Any, str]]:
-    from bench.peer.rocketmq import NameServer, RocketMQ
-    from bench.peer.rocketmq import free_port as peer_port
-
     class Killed(RocketMQ):
         def start(self) -> None:
             self.__enter__()
@@ -266,7 +191,7 @@ def _rocketmq(folder: Path) -> Iterator[tuple[Any, str]]:
         def wait_until_ready(self) -> None:
             """It was ready when it was started."""
 
-    options = {"recallMessageEnable": "true", "haListenPort": peer_port(), "listenPort": peer_port()}
+    options = {"recallMessageEnable": "true", "haListenPort": free_port(), "listenPort": free_port()}
     with NameServer() as names, Killed(folder / "new", names, options) as server:
         yield server, names.address
 
@@ -274,16 +199,26 @@ def _rocketmq(folder: Path) -> Iterator[tuple[Any, str]]:
 # --- a run ----------------------------------------------------------------------------------------
 
 
-def fill(broker: Broker, count: int, chance: random.Random) -> dict[str, int]:
-    """Send messages with levels and timers, and return when each is due."""
+def fill(broker: Broker, run: Run, chance: random.Random) -> dict[str, int]:
+    """Send messages with levels and timers, and steps. Return when each pending message is due."""
+    for topic, group in ((TOPIC, GROUP), (STEPS, STEPS_GROUP)):
+        broker.create_topic(topic, QUEUES)
+        for queue in broker.queues(topic):
+            broker.groups.commit_offset(group, queue, 0)
     sends = []
-    for number in range(count):
-        timer = str(chance.choice((chance.randrange(15_000, 90_000), 3_600_000 + number)))
+    for number in range(run.pending):
+        timer = str(chance.choice((chance.randrange(15_000, 240_000), 3_600_000 + number)))
         delay = {"DELAY": str(chance.choice(_LEVELS))} if number % 3 == 0 else {"TIMER_DELAY_MS": timer}
-        message = Message(TOPIC, b"%d" % number, {"UNIQ_KEY": f"M{number}", "KEYS": "k", **delay})
+        message = Message(TOPIC, b"%d" % number, {Property.UNIQ_KEY: f"M{number}", Property.KEYS: "k", **delay})
         sends.append(broker.sends.send_async([message], timeout_ms=60_000))
+        if len(sends) >= 256:
+            sends.pop(0).result()
     for each in sends:
         each.result()
+    for process in range(run.processes):
+        for key in range(KEYS_OF_A_PROCESS):
+            for step in range(-_STEPS_BEFORE, 0):
+                send_step(broker, f"{process}.{key}", step)
     return {each.msg_id: each.deliver_ms for each in pending_of(broker)}
 
 
@@ -299,153 +234,299 @@ def pending_of(broker: Broker) -> list[PendingMessage]:
             return found
 
 
-def delivered_by(broker: Broker) -> list[tuple[str, int]]:
-    """Return id and store time of all messages in the topic."""
-    found = []
-    for queue in broker.queues(TOPIC):
+def delivered_by(broker: Broker, topic: str = TOPIC) -> list[MessageExt]:
+    """Return all messages in a topic."""
+    found: list[MessageExt] = []
+    for queue in broker.queues(topic):
         offset = broker.reader.min_offset(queue)
         while messages := broker.reader.pull(queue, offset, 32).messages:
-            found += [(each.msg_id, each.store_timestamp) for each in messages]
+            found += messages
             offset = messages[-1].queue_offset + 1
     return found
 
 
+class KillRun:
+    """A hand-over with kills."""
+
+    def __init__(self, folder: Path, run: Run, targets: dict[str, Any], chance: random.Random) -> None:
+        self.folder, self.run, self._targets, self._chance = folder, run, targets, chance
+        command = [sys.executable, "-m", "bench.hand_over_application", str(folder)]
+        self.applications = [
+            KilledProcess([*command, str(number)], "started", folder / f"application-{number}.log")
+            for number in range(run.processes)
+        ]
+        self.result = KillCounts(pending=run.pending)
+
+    def kill(self, count: int) -> None:
+        """Kill processes, the kinds in turns, and abort the hand-over half-way."""
+        kinds = ["mover", *self._targets, *(["application"] if self.run.processes > 1 else [])]
+        for number in range(count):
+            if number == count // 2:
+                (self.folder / "phase").write_text("ABORTING")
+            is_late = number >= count * 3 // 4
+            if number > count // 2 and not self.result.aborts and (is_late or self._is_aborted()):
+                self._wait_until_aborted()
+            threading.Event().wait(self._chance.uniform(0.2, 2.5))
+            self._kill_one(kinds[number % len(kinds)])
+        if not self.result.aborts:
+            self._wait_until_aborted()
+
+    def _kill_one(self, kind: str) -> None:
+        process = self._targets[kind] if kind in self._targets else self._application(is_mover=kind == "mover")
+        process.kill()
+        process.start()
+        if process not in self.applications or self._chance.random() < 0.7:  # else it may be killed while it starts
+            process.wait_until_ready()
+        self.result.kills[kind] += 1
+
+    def _application(self, *, is_mover: bool) -> KilledProcess:
+        """Return the process that moves messages, or another one. Wait for one that moves, if there is one soon."""
+        end_s = time.monotonic() + _MOVER_S
+        while len(self.applications) > 1 and time.monotonic() < end_s:
+            found = [each.get("is_mover", False) for each in self._counts()]
+            if any(found):
+                return self.applications[found.index(True) if is_mover else found.index(False)]
+            threading.Event().wait(_PHASE_S)
+        return self.applications[0]
+
+    def _counts(self) -> list[dict[str, Any]]:
+        """Return what each process has reported within the last seconds."""
+        found = []
+        for number in range(self.run.processes):
+            values: dict[str, Any] = {}
+            with contextlib.suppress(OSError):
+                values = json.loads((self.folder / f"counts-{number}").read_text())
+            found.append(values if values and values["at"] > now_ms() - 3_000 else {})
+        return found
+
+    def _is_aborted(self) -> bool:
+        return any(each.get("phase") == "ABORTED" for each in self._counts())
+
+    def _wait_until_aborted(self) -> None:
+        """Wait until all is back in the old broker, and start the hand-over again."""
+        self._wait_for("the end of the abort", lambda each: each["phase"] == "ABORTED")
+        self.result.aborts += 1
+        (self.folder / "phase").write_text("RUNNING")
+        self._wait_for("the second start", lambda each: each["phase"] == "RUNNING")
+
+    def wait_until_moved(self) -> None:
+        """Wait until nothing is pending in the old broker, and nothing in transit."""
+        (self.folder / "quiet").touch()
+        self._wait_for("the move", lambda each: not each["pending"] and not each["transit"])
+
+    def _wait_for(self, what: str, holds: Any) -> None:
+        end_s = time.monotonic() + _WAIT_S + self.run.pending / 50
+        while time.monotonic() < end_s:
+            if any(each and holds(each) for each in self._counts()):
+                return
+            threading.Event().wait(_PHASE_S)
+        raise AssertionError(f"{what} has not come: {self._counts()}")
+
+    def end(self) -> None:
+        for each in self.applications:
+            each.end()
+
+
 def kill_rounds(
-    folder: Path, *, kills: int, messages: int, seed: int, old_kind: str = "folder", is_rocketmq: bool = False
+    folder: Path, *, kills: int, pending: int, seed: int, old_kind: str = "folder", is_rocketmq: bool = False
 ) -> KillCounts:
     """Run a hand-over with *kills* kills, and check all messages."""
-    chance, result = random.Random(seed), KillCounts(messages=messages)
+    chance = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
+        targets: dict[str, Any] = {}
         if is_rocketmq:
-            (folder / "rocketmq").touch()
-            new, new_name = stack.enter_context(_rocketmq(folder))
+            targets["new"], new_name = stack.enter_context(_rocketmq(folder))
         else:
-            new, new_name = server(folder, "new")
-            stack.callback(new.kill)
-            new.wait_until_ready()
-        targets: dict[str, Any] = {"new": new}
+            targets["new"], new_name = server(folder, "new")
+            stack.callback(targets["new"].kill)
+            targets["new"].wait_until_ready()
         old_name = f"embedded:{folder / 'old'}"
         if old_kind == "server":
             targets["old"], old_name = server(folder, "old")
             stack.callback(targets["old"].kill)
             targets["old"].wait_until_ready()
-        with started(old_name, folder / "client") as old, started(new_name, folder / "client") as client:
-            due = fill(old, messages, chance)
-            client.create_topic(TOPIC)
-            old.hand_over.begin(new_name, [TOPIC])
-        command = [sys.executable, "-m", "bench.hand_over_kill", "--application", old_name, new_name, str(folder)]
-        application = KilledProcess(
-            [*command, "--seed", str(seed)], "started", folder / "application.log", HAND_OVER_MESSAGES=str(messages)
-        )
-        targets["application"] = application
-        stack.callback(application.kill)
-        for _ in range(kills):
-            name = chance.choice(sorted(targets))
-            threading.Event().wait(chance.uniform(0, 1.5))
-            targets[name].kill()
-            targets[name].start()
-            if name != "application":
-                targets[name].wait_until_ready()
-            result.kills[name] += 1
-        _wait_until_moved(folder)
-        application.end()
-        with started(old_name, folder / "client") as old, started(new_name, folder / "client") as client:
-            result.moved = old.hand_over.counts().moved
-            _check(folder / "journal", due, [old, client], result)
-    return result
+        run = Run(old_name, new_name, pending, 2 if old_kind == "server" else 1, seed, is_rocketmq)
+        run.write(folder)
+        with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
+            due = fill(old, run, chance)
+            for topic in (TOPIC, STEPS):
+                new.create_topic(topic, QUEUES)
+        started_run = KillRun(folder, run, targets, chance)
+        for application in started_run.applications:
+            stack.callback(application.kill)
+            application.wait_until_ready()
+        started_run.kill(kills)
+        started_run.wait_until_moved()
+        started_run.end()
+        with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
+            started_run.result.moved = old.hand_over.counts().moved
+            check = Check(folder, due, [old, new], started_run.result, is_rocketmq=is_rocketmq)
+            check.run()
+            for name, found in started_run.result.faults.items():
+                (folder / name).write_text("".join(f"{line}\n" for each in found for line in check.evidence(each)))
+    return started_run.result
 
 
-def _wait_until_moved(folder: Path) -> None:
-    """Wait until nothing is pending in the old broker, and nothing in transit."""
-    end_s, text = time.monotonic() + _WAIT_S, ""
-    since_ms = now_ms()
-    while time.monotonic() < end_s:
-        with contextlib.suppress(OSError):
-            path = folder / "counts"
-            text = path.read_text()
-            counts = json.loads(text)
-            is_new = path.stat().st_mtime * 1_000 > since_ms
-            if is_new and not counts["pending"] and not counts["transit"]:
-                return
-        threading.Event().wait(0.2)
-    raise AssertionError(f"the hand-over has not ended after {_WAIT_S} s: {text}")
+# --- the check ------------------------------------------------------------------------------------
 
 
-def _check(journal: Path, due: dict[str, int], brokers: list[Broker], result: KillCounts) -> None:
-    uncertain: set[str] = set()
-    cancelled: set[str] = set()
-    earliest = {msg_id: {due_ms} for msg_id, due_ms in due.items()}
-    expected = set(due)
-    open_actions: dict[str, dict[str, Any]] = {}
-    for line in journal.read_text().splitlines() if journal.exists() else []:
-        entry = json.loads(line)
-        msg_id, action = entry["id"], entry["action"]
-        before = open_actions.pop(msg_id, None)
-        if before is not None and action in ("cancel", "reschedule") and before != entry:
-            uncertain.add(msg_id)  # the application was killed before the answer
-        if action in ("cancel", "reschedule", "send"):
-            open_actions[msg_id] = entry
-        if action in ("reschedule", "send", "sent"):
-            earliest.setdefault(msg_id, set()).add(entry["due"])
-        if action == "sent":
-            expected.add(msg_id)
-            result.sent += 1
-        elif action == "CANCELLED" and entry["kind"] == "cancel":
-            cancelled.add(msg_id)
-        elif action == "RESCHEDULED":
-            result.rescheduled += 1
-            earliest[msg_id] = {entry["due"]}
-    uncertain.update(open_actions)
-    result.cancelled, result.uncertain = len(cancelled), len(uncertain)
-    end_s = time.monotonic() + _CHECK_S
-    while True:
-        delivered = [each for broker in brokers for each in delivered_by(broker)]
-        pending = [each.msg_id for broker in brokers for each in pending_of(broker)]
-        counts = Counter([msg_id for msg_id, _ in delivered] + pending)
-        result.lost = sorted(expected - counts.keys() - cancelled - uncertain)
-        result.doubled = sorted(msg_id for msg_id, count in counts.items() if count > 1)
-        # A message that is due between the two reads is in both or in none. RocketMQ delivers a second after its time.
-        if not (result.lost or result.doubled) or time.monotonic() > end_s:
-            break
-        threading.Event().wait(1)
-    result.not_cancelled = sorted(cancelled & counts.keys())
-    result.early = sorted(msg_id for msg_id, at_ms in delivered if at_ms < min(earliest.get(msg_id, {0})))
+class Check:
+    """Compares both brokers and the listeners with the journals.
+
+    Args:
+        due: When each message was due that was pending at the start.
+        brokers: The old and the new one.
+    """
+
+    def __init__(
+        self, folder: Path, due: dict[str, int], brokers: Sequence[Broker], result: KillCounts, *, is_rocketmq: bool
+    ) -> None:
+        self._folder, self._brokers, self._result, self._is_rocketmq = folder, brokers, result, is_rocketmq
+        self._expected = set(due)
+        self._times = {msg_id: {due_ms} for msg_id, due_ms in due.items()}  # when each may be due
+        self._cancelled: set[str] = set()
+        self._uncertain: set[str] = set()
+        self._tried: Counter[str] = Counter()  # tries since the last answer
+        self._handled = lines_of(folder / "handled")
+
+    def run(self) -> None:
+        """Check everything, and note it in the result."""
+        for line in lines_of(self._folder / "journal"):
+            if line["action"] != "step":
+                self._read(line)
+        self._uncertain.update(msg_id for msg_id, count in self._tried.items() if count)
+        self._result.cancelled, self._result.uncertain = len(self._cancelled), len(self._uncertain)
+        self._compare_brokers()
+        self._check_times()
+        self._check_listeners()
+        self._check_order()
+
+    def _read(self, line: dict[str, Any]) -> None:
+        """Read one action: a try, or the answer to it. A try without an answer may have had its effect."""
+        msg_id, action, result = line["id"], line["action"], line.get("result")
+        if result is None:
+            self._tried[msg_id] += 1
+            if action != "cancel":
+                self._times.setdefault(msg_id, set()).add(line["due"])
+            return
+        tries, self._tried[msg_id] = self._tried[msg_id], 0
+        if action == "send":
+            self._expected.add(msg_id)
+            self._result.sent += 1
+        elif result == "CANCELLED":
+            self._cancelled.add(msg_id)
+        elif result == "RESCHEDULED":
+            self._result.rescheduled += 1
+            self._times[msg_id] = {line["due"]}
+        elif tries > 1:
+            self._uncertain.add(msg_id)  # the answer to an earlier try is not known
+
+    def _compare_brokers(self) -> None:
+        """Find each message in one of the brokers, and once."""
+        result, end_s = self._result, time.monotonic() + _CHECK_S
+        while True:
+            self._delivered = [each for broker in self._brokers for each in delivered_by(broker)]
+            pending = [each.msg_id for broker in self._brokers for each in pending_of(broker)]
+            counts = Counter([each.msg_id for each in self._delivered] + pending)
+            result.lost = sorted(self._expected - counts.keys() - self._cancelled - self._uncertain)
+            doubled = sorted(msg_id for msg_id, count in counts.items() if count > 1)
+            repeated = [msg_id for msg_id in doubled if self._is_repeated_by_rocketmq(msg_id, pending)]
+            result.doubled = sorted(set(doubled).difference(repeated))
+            result.repeated_by_rocketmq = len(repeated)
+            # A message that is due between the two reads is in both or in none. RocketMQ delivers a second late.
+            if not (result.lost or result.doubled) or time.monotonic() > end_s:
+                break
+            threading.Event().wait(1)
+        result.not_cancelled = sorted(self._cancelled & (counts.keys() | {line["id"] for line in self._handled}))
+
+    def _is_repeated_by_rocketmq(self, msg_id: str, pending: Collection[str]) -> bool:
+        if not self._is_rocketmq or msg_id in pending:
+            return False
+        new = self._brokers[1]
+        copies = [each for each in self._delivered if each.msg_id == msg_id]
+        timers = [each for each in records_of(new, msg_id) if each.topic != TOPIC]
+        return len(timers) == 1 and all(each.broker_name == new.name for each in copies)
+
+    def _check_times(self) -> None:
+        def is_early(msg_id: str, at_ms: int) -> bool:
+            return at_ms < min(self._times.get(msg_id, {0}))
+
+        early = {each.msg_id for each in self._delivered if is_early(each.msg_id, each.store_timestamp)}
+        early.update(line["id"] for line in self._handled if "step" not in line and is_early(line["id"], line["at"]))
+        self._result.early = sorted(early)
+
+    def _check_listeners(self) -> None:
+        """Find what is before the offset of a group, but was given to no listener."""
+        counts = Counter(line["id"] for line in self._handled)
+        self._result.handled, self._result.repeats = len(counts), counts.total() - len(counts)
+        self._result.steps = len({line["id"] for line in self._handled if "step" in line})
+        skipped = set()
+        for broker in self._brokers:
+            for topic, group in ((TOPIC, GROUP), (STEPS, STEPS_GROUP)):
+                offsets = {
+                    queue.queue_id: broker.groups.committed_offset(group, queue) for queue in broker.queues(topic)
+                }
+                for each in delivered_by(broker, topic):
+                    is_consumed = each.queue_offset < (offsets[each.queue_id] or 0)
+                    if is_consumed and each.msg_id not in counts:
+                        skipped.add(each.msg_id)
+        self._result.skipped = sorted(skipped)
+
+    def _check_order(self) -> None:
+        """Find steps that came first after a later one of their key."""
+        latest: dict[str, int] = {}
+        seen: set[str] = set()
+        for line in self._handled:
+            if "step" not in line or line["step"] in seen:
+                continue
+            seen.add(line["step"])
+            key, step = line["step"].split()
+            if int(step) < latest.get(key, int(step)):
+                self._result.overtaken.append(line["step"])
+            latest[key] = max(int(step), latest.get(key, int(step)))
+
+    def evidence(self, msg_id: str) -> list[str]:
+        """Return what the journals and the brokers have of a message."""
+        found = [f"--- {msg_id}, was due {sorted(self._times.get(msg_id, ()))}"]
+        found += [json.dumps(line) for line in lines_of(self._folder / "journal") if line.get("id") == msg_id]
+        found += [json.dumps(line) for line in self._handled if line["id"] == msg_id]
+        with contextlib.suppress(MQTemplateError):
+            found.append(f"transit: {self._brokers[0].hand_over.moved(msg_id, TOPIC)}")
+        for broker in self._brokers:
+            found += [
+                f"{broker.name}: {each.topic} {each.queue_id} {each.queue_offset} {each.store_timestamp} "
+                f"{each.properties}"
+                for each in records_of(broker, msg_id)
+            ]
+        return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=40)
-    parser.add_argument("--messages", type=int, default=2_000)
+    parser.add_argument("--pending", type=int, default=2_000)
     parser.add_argument("--old", choices=("folder", "server"), default="folder")
     parser.add_argument("--rocketmq", action="store_true")
     parser.add_argument("--seed", type=int, default=20_261_129)
-    parser.add_argument("--application", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.application:
-        old_name, new_name, folder = arguments.application
-        run_application(old_name, new_name, Path(folder), arguments.seed + os.getpid())
-        return
-    with tempfile.TemporaryDirectory(prefix="hand-over-", dir=os.environ.get("BENCH_DIR")) as folder:
-        start_s = time.monotonic()
-        result = kill_rounds(
-            Path(folder),
-            kills=arguments.kills,
-            messages=arguments.messages,
-            seed=arguments.seed,
-            old_kind=arguments.old,
-            is_rocketmq=arguments.rocketmq,
-        )
-        seconds = time.monotonic() - start_s
-    print(f"kills {dict(result.kills)} in {seconds:.0f} s; {result.messages} messages, {result.moved} moved, ", end="")
-    print(f"{result.cancelled} cancelled, {result.rescheduled} rescheduled, {result.sent} sent; ", end="")
-    print(f"{result.uncertain} with a lost answer")
-    print(f"lost {len(result.lost)}, doubled {len(result.doubled)}, early {len(result.early)}, ", end="")
-    print(f"delivered though cancelled {len(result.not_cancelled)}")
+    folder = Path(tempfile.mkdtemp(prefix="hand-over-", dir=os.environ.get("BENCH_DIR")))
+    start_s = time.monotonic()
+    result = kill_rounds(
+        folder,
+        kills=arguments.kills,
+        pending=arguments.pending,
+        seed=arguments.seed,
+        old_kind=arguments.old,
+        is_rocketmq=arguments.rocketmq,
+    )
+    print(*result.lines(), sep="\n")
+    print(f"{time.monotonic() - start_s:.0f} s")
     if not result.moved:
-        sys.exit("no message was moved, so this run shows nothing: see application.log for the reason")
+        sys.exit(f"no message was moved, so this run shows nothing: see {folder}/application-0.log for the reason")
     if result.faults:
-        sys.exit(f"lost {result.lost}\ndoubled {result.doubled}\nearly {result.early}\n{result.not_cancelled}")
+        sys.exit(f"{json.dumps(result.faults)}\nwhat is known of each: {folder}")
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

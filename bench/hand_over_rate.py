@@ -21,12 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.hand_over_kill import TOPIC, server
+from bench.hand_over_application import TOPIC
+from bench.hand_over_kill import server
 from mqtemplate.broker import MessageSends
 from mqtemplate.broker.hand_over import HandOverPhase
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
-from mqtemplate.handover.broker import SendsInFlight
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
+from mqtemplate.handover.pace import SendsInFlight
 from mqtemplate.message import Message
 
 _BATCH = 1_000

@@ -121,6 +121,8 @@ class Property:
     """Of this library. On a message that was moved from another broker: names its transit there."""
     HAND_OVER_BACK = "__HAND_OVER_BACK"
     """Of this library. On a record in transit: it comes back from the new broker, which still has the message."""
+    HAND_OVER_RECALLED = "__HAND_OVER_RECALLED"
+    """Of this library. On a delayed message that has come back: when it was due in the broker that has recalled it."""
     HAND_OVER_STAYS = "__HAND_OVER_STAYS"
     """Of this library. On a delayed message that the new broker refused during a hand-over: it is not moved."""
 
@@ -168,6 +170,7 @@ BROKER_PROPERTIES = frozenset(
         Property.REPLACED_LEVEL,
         Property.HAND_OVER_STAYS,
         Property.HAND_OVER_BACK,
+        Property.HAND_OVER_RECALLED,
     }
 )
 """Properties of a delayed message that only a broker may set."""

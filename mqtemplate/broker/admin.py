@@ -289,6 +289,11 @@ class TopicSettings:
         """Return the settings of a topic with a permission of RocketMQ."""
         return cls(TopicKind.of(topic, perm), queue_count, bool(perm & _READ), bool(perm & _WRITE))
 
+    @staticmethod
+    def perm_of(*, is_readable: bool, is_writable: bool) -> int:
+        """Return the permission of RocketMQ for these rights."""
+        return (_READ if is_readable else 0) | (_WRITE if is_writable else 0)
+
 
 class BrokerAdmin(ABC):
     """Topics, groups and offsets of a broker."""
@@ -306,6 +311,15 @@ class BrokerAdmin(ABC):
             UnsupportedError: The broker does not tell them.
         """
         raise UnsupportedError("this broker does not tell the settings of its topics")
+
+    def set_topic_rights(self, topic: str, *, is_readable: bool, is_writable: bool) -> None:
+        """Change who may use an existing topic: consumers, producers, both or none.
+
+        Raises:
+            UnsupportedError: The broker cannot change it.
+            UnknownNameError: There is no such topic.
+        """
+        raise UnsupportedError("this broker does not change the rights of its topics")
 
     @abstractmethod
     def delay_levels_ms(self) -> Sequence[int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Protocol, Self
@@ -34,7 +34,7 @@ class HandOverPhase(Enum):
 
 NEXT_PHASES: Mapping[HandOverPhase, frozenset[HandOverPhase]] = {
     HandOverPhase.RUNNING: frozenset(set(HandOverPhase) - {HandOverPhase.RUNNING}),  # ABORTED: it was an abort itself
-    HandOverPhase.PAUSED: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTING, HandOverPhase.CONFIRMED}),
+    HandOverPhase.PAUSED: frozenset(set(HandOverPhase) - {HandOverPhase.PAUSED}),
     HandOverPhase.ABORTING: frozenset({HandOverPhase.RUNNING, HandOverPhase.ABORTED}),
     HandOverPhase.ABORTED: frozenset({HandOverPhase.RUNNING}),
     HandOverPhase.CONFIRMED: frozenset(),
@@ -58,7 +58,10 @@ class HandOverState:
         topics: Topics of the old broker at the start.
         groups: Consumer groups of the old broker at the start.
         brokers: Brokers of the new cluster to which a message was sent.
-        returned: Messages that the new broker refused, and that the old one releases itself.
+        returned: Messages that are pending here again: the new broker refused them, or they have come back.
+        first_offset: Queue offset of the first message of this hand-over in the transit topic.
+        taken_back: Messages that were in transit back, from a new broker that cannot reserve them.
+        back_offset: Queue offset after the last one of these.
         last_error: Why the mover made no progress the last time; None if it does.
         owner: The last owner of the lock; None if there was none.
     """
@@ -72,6 +75,9 @@ class HandOverState:
     groups: tuple[str, ...] = ()
     brokers: tuple[str, ...] = ()
     returned: int = 0
+    first_offset: int = 0
+    taken_back: int = 0
+    back_offset: int = 0
     last_error: str | None = None
     owner: str | None = None
 
@@ -117,7 +123,7 @@ class HandOverCounts:
         reserved: Messages that were ever reserved.
         in_transit: Reserved messages that are not settled: they are in neither broker's delayed messages for certain.
         moved: Messages that are in the new broker.
-        returned: Messages that the new broker refused.
+        returned: Messages that the new broker refused, or that have come back from it.
     """
 
     pending: int
@@ -125,6 +131,25 @@ class HandOverCounts:
     in_transit: int
     moved: int
     returned: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOverProgress:
+    """Progress of a hand-over, as a mover sees it.
+
+    Attributes:
+        is_mover: True if this process moves the messages; another one may.
+        is_idle: True if the last step of this mover found nothing in transit, and nothing that can move now.
+        rate: Messages that this process moved in a second, over the last ten seconds.
+        error: Why this process made no progress at its last attempt; None if it did.
+    """
+
+    state: HandOverState | None
+    counts: HandOverCounts | None
+    is_mover: bool
+    is_idle: bool
+    rate: float
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +194,7 @@ class TransitMessage:
             properties, and message id. A retry has its number of retries in ``RECONSUME_TIME``.
         is_back: True: it comes back from a new broker that cannot reserve it, and that still has it.
         is_recalled: With *is_back*: the mover may have recalled it there.
+        recalled_ms: When it was due in the new broker, if it was there before and was recalled; else None.
     """
 
     offset: int
@@ -180,6 +206,7 @@ class TransitMessage:
     message: Message
     is_back: bool = False
     is_recalled: bool = False
+    recalled_ms: int | None = None
 
     @property
     def topic(self) -> str:
@@ -308,7 +335,17 @@ class FoundRecords:
     messages: Sequence[MessageExt]
 
 
-_TRANSIT_FIELDS = ("offset", "msg_id", "deliver_ms", "queue_id", "delay_level", "move_id", "is_back", "is_recalled")
+_TRANSIT_FIELDS = (
+    "offset",
+    "msg_id",
+    "deliver_ms",
+    "queue_id",
+    "delay_level",
+    "move_id",
+    "is_back",
+    "is_recalled",
+    "recalled_ms",
+)
 
 
 class OldBroker(Protocol):
@@ -337,6 +374,9 @@ class OldBroker(Protocol):
             HandOverError: There is no hand-over, the phase may not follow, or for ``CONFIRMED`` the broker is not empty
                 (see `remaining`).
         """
+
+    def on_change(self, wake: Callable[[], None]) -> bool:
+        """Call *wake* each time the phase has changed. Return False if this broker cannot: its state must be read."""
 
     def note_error(self, owner: str, error: str | None) -> None:
         """Store why the mover makes no progress, for operators; None if it does. Only the owner of the lock may."""

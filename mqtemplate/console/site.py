@@ -14,7 +14,7 @@ from mqtemplate.console.cache import BackgroundCache, Rates
 from mqtemplate.console.jobs import Job, Jobs, Work
 from mqtemplate.console.rendering import FORM_END, render
 from mqtemplate.console.sources import BrokerSource
-from mqtemplate.errors import MessageError, UnknownNameError, UnsupportedError
+from mqtemplate.errors import MessageError, MQTemplateError, UnknownNameError, UnsupportedError
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess
@@ -51,6 +51,8 @@ _PAGES = (
 )
 OF_ADMINS = frozenset({"/configuration", "/hand-over"})
 """Pages of which an account without the role admin sees nothing. Changes of topics and groups are refused to it too."""
+_KNOWN_S = 0.2
+"""Time for which the first page waits until it is known which pages the application has."""
 _THEMES = ("light", "dark")
 _THEME_COOKIE = "mqtemplate_theme="
 
@@ -333,7 +335,18 @@ class Site:
         """Return the pages of the navigation for a user with this role; none on the overview of several places."""
         hidden = () if role is AccountRole.ADMIN or not self.access.has_accounts else OF_ADMINS
         shown = () if self.places and not self.place else _PAGES
-        return [each for each in shown if (self.source is not None or not each[2]) and each[0] not in hidden]
+        pages = [each for each in shown if (self.source is not None or not each[2]) and each[0] not in hidden]
+        return [each for each in pages if each[0] != "/hand-over" or self._has_hand_over()]
+
+    def _has_hand_over(self) -> bool:
+        """Return True if the application moves to another broker, or does not answer: then the page says why."""
+        if self.application is None:
+            return False
+        try:
+            found = self.cache.get("hand-over", lambda: self.document("handover") is not None, _KNOWN_S)
+        except MQTemplateError:
+            return True
+        return found is not None and found.value
 
     def redirect(self, address: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return a redirect to another page, after a change."""

@@ -77,7 +77,7 @@ def register_broker(context: ApplicationContext, factory: BrokerFactory) -> bool
 
 def _hand_over_broker(context: ApplicationContext, new: Broker) -> HandOverBroker:
     from mqtemplate.handover.broker import HandOverBroker, HandOverOptions
-    from mqtemplate.handover.mover import MoverSettings
+    from mqtemplate.handover.limits import MoverSettings
 
     settings, given = context.settings, context.settings.mqtemplate.hand_over
     of_old = settings_of_old_broker(settings)

@@ -497,12 +497,14 @@ class DelayController:
         properties = decode_properties(record.properties_bytes)
         topic, queue_id = properties[Property.REAL_TOPIC], int(properties[Property.REAL_QID])
         kept = {name: value for name, value in properties.items() if name not in DELAY_PROPERTIES}
-        kept.pop(Property.HAND_OVER_BACK, None)
+        was_recalled = kept.pop(Property.HAND_OVER_BACK, None) is not None
+        recalled = str(due_ms) if was_recalled else kept.pop(Property.HAND_OVER_RECALLED, None)
         diverted = divert_to_timer(kept, topic, queue_id, now_ms, due_ms, limits)
         if diverted is None:
             kept |= {Property.TIMER_DELIVER_MS: str(due_ms)}
             diverted = Diverted(topic, queue_id, kept)
         added = {Property.REPLACED_LEVEL: "0"} | ({} if may_move_again else {Property.HAND_OVER_STAYS: "1"})
+        added |= {} if recalled is None else {Property.HAND_OVER_RECALLED: recalled}
         return copy_of(record, diverted.topic, diverted.queue_id, encode_properties(diverted.properties | added))
 
     # --- retention -----------------------------------------------------------------------------

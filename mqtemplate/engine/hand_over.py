@@ -14,7 +14,7 @@ The committed offset only shortens the search: a message after it that has an en
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from secrets import token_hex
 
@@ -105,6 +105,7 @@ class LocalHandOver:
         self._lifecycle = lifecycle
         self._lock = threading.RLock()
         self._lease_ends_ms = 0  # steady time
+        self._changed: Callable[[], None] = lambda: None
         self._listed: list[tuple[int, int]] = []  # due time and physical offset of the next ones to examine, in order
         self._after = _START  # position of the last pending message that was listed
         self._recalled: set[int] = set()  # offsets of messages that come back, and may have been recalled
@@ -186,9 +187,11 @@ class LocalHandOver:
                     changed_ms=now_ms,
                     topics=tuple(sorted(names)),
                     groups=tuple(sorted(members)),
+                    first_offset=self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset,
                 )
             )
             self._keep_ends()
+            self._changed()
             return started
 
     def _existing(self) -> HandOverState:
@@ -213,7 +216,13 @@ class LocalHandOver:
             saved = self._save(replace(state, phase=phase, last_error=None))
             self._seal()
             self._keep_ends()
+            self._changed()
             return saved
+
+    def on_change(self, wake: Callable[[], None]) -> bool:
+        """See `OldBroker.on_change`."""
+        self._changed = wake
+        return True
 
     def note_error(self, owner: str, error: str | None) -> None:
         """See `OldBroker.note_error`."""
@@ -256,13 +265,17 @@ class LocalHandOver:
         with self._lock:
             reserved = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset
             in_transit = reserved - self._committed - len(self._settled)
-            returned = 0 if self._state is None else self._state.returned
+            moved, state = 0, self._state
+            if state is not None and (state.phase is not HandOverPhase.ABORTED or state.taken_back):
+                # Messages are in transit in one direction at a time. Those on their way back are in the new broker too.
+                leaving = 0 if reserved == state.back_offset else in_transit
+                moved = reserved - state.first_offset - state.taken_back - leaving - state.returned
             return HandOverCounts(
                 pending=self._delayed.waiting_count(),
                 reserved=reserved,
                 in_transit=in_transit,
-                moved=reserved - in_transit - returned,
-                returned=returned,
+                moved=moved,
+                returned=0 if state is None else state.returned,
             )
 
     # --- lock ----------------------------------------------------------------------------------
@@ -304,6 +317,9 @@ class LocalHandOver:
             if state.phase is not HandOverPhase.RUNNING:
                 raise HandOverError(f"the hand-over is {state.phase.value}; only one that is RUNNING reserves messages")
             max_count = min(max_count, MAX_IN_TRANSIT - self.counts().in_transit)
+            next_ms = self._listed[0][0] if self._listed else self._after[0]
+            if not chosen.after_ms <= next_ms < chosen.before_ms:
+                self._listed, self._after = [], _START
             count = examined = 0
             while count < max_count and examined < _EXAMINED:
                 if not self._listed and not self._list_pending(chosen):
@@ -311,7 +327,7 @@ class LocalHandOver:
                 part = self._listed[: max_count - count]
                 del self._listed[: len(part)]
                 examined += len(part)
-                offsets = [offset for due_ms, offset in part if due_ms >= chosen.after_ms]
+                offsets = [offset for due_ms, offset in part if chosen.after_ms <= due_ms < chosen.before_ms]
                 count += self._delayed.control.reserve(offsets, lambda record: _may_move(record, chosen))
             return count
 
@@ -394,8 +410,10 @@ class LocalHandOver:
     def take_back(self, owner: str, messages: Sequence[Message]) -> None:
         """See `OldBroker.take_back`."""
         with self._lock:
-            self._owned(owner)
+            state = self._owned(owner)
             self._delayed.control.settle([self._back(each) for each in messages], [])
+            end = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset
+            self._save(replace(state, taken_back=state.taken_back + len(messages), back_offset=end))
 
     def _back(self, message: Message) -> RecordDraft:
         stored = {
@@ -479,4 +497,5 @@ def _transit_message(record: StoredRecord, hand_over_id: str, *, is_recalled: bo
         message=Message(topic, stored.body, properties, stored.flag),
         is_back=Property.HAND_OVER_BACK in stored.properties,
         is_recalled=is_recalled,
+        recalled_ms=parse_number(stored.properties.get(Property.HAND_OVER_RECALLED)),
     )

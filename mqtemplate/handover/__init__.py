@@ -3,7 +3,8 @@
 from mqtemplate.handover.admin import HandOverAdmin
 from mqtemplate.handover.broker import HandOverBroker, HandOverOptions
 from mqtemplate.handover.consuming import HandOverConsumer
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.handover.old_broker import OLD_PREFIX
 from mqtemplate.handover.pending import HandOverDelayed
 from mqtemplate.handover.pop import HandOverPop

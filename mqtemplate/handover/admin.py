@@ -16,6 +16,7 @@ from mqtemplate.broker import (
     QueueProgress,
     QueueSpan,
     TopicKind,
+    TopicSettings,
     unknown_name,
 )
 from mqtemplate.errors import UnknownNameError
@@ -106,6 +107,31 @@ class HandOverAdmin(BrokerAdmin):
     def forget_group(self, group: str) -> None:
         for admin in (self._old, self._new):
             admin.forget_group(group)
+
+
+def copy_topics(wanted: Mapping[str, TopicSettings], new: Broker, *, adds_queues: bool = True) -> list[str]:
+    """Create topics at the new broker, with the queues and rights that they have at the old one. Return what changed.
+
+    A topic that exists there keeps its rights. It gets the queues that it lacks.
+
+    Args:
+        adds_queues: False: a topic that exists keeps the number of its queues.
+
+    Raises:
+        UnsupportedError: The new broker does not tell its topics.
+        BrokerError: It refuses.
+    """
+    admin = new.admin()
+    existing, changed = admin.topic_settings(), []
+    for name, settings in sorted(wanted.items()):
+        found = existing.get(name)
+        if found is None or (adds_queues and found.queue_count < settings.queue_count):
+            new.create_topic(name, settings.queue_count)
+            changed.append(name)
+            _log.info("hand_over.topic_created", topic=name, queues=settings.queue_count)
+        if found is None and not (settings.is_readable and settings.is_writable):
+            admin.set_topic_rights(name, is_readable=settings.is_readable, is_writable=settings.is_writable)
+    return changed
 
 
 def _if_known(ask: Callable[[], _T], otherwise: _T) -> _T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,10 +39,10 @@ from mqtemplate.errors import (
     reworded,
 )
 from mqtemplate.event_log import get_logger
-from mqtemplate.futures import AwaitableFuture
-from mqtemplate.handover.admin import HandOverAdmin
+from mqtemplate.handover.admin import HandOverAdmin, copy_topics
 from mqtemplate.handover.consuming import HandOverGroups
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.handover.old_broker import (
     OLD_PREFIX,
     inner_message,
@@ -51,12 +51,13 @@ from mqtemplate.handover.old_broker import (
     register_at_both,
     shown_messages,
 )
+from mqtemplate.handover.pace import SendsInFlight
 from mqtemplate.handover.pending import HandOverDelayed
 from mqtemplate.handover.pop import HandOverPop
-from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
+from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingQuery
-from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
+from mqtemplate.results import HalfMessage, PullResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 
@@ -237,11 +238,9 @@ class HandOverBroker(Broker):
                 _log.warning("hand_over.not_taken_over", what=what, reason=str(exc), hint=hint)
 
     def _take_over_topics(self) -> None:
-        known = set(self.new.topic_names())
-        for topic in sorted(set(self.old.topic_names()) - known):
-            count = len(self.old.queues(topic))
-            self.new.create_topic(topic, count)
-            _log.info("hand_over.topic_created", topic=topic, queues=count)
+        names = set(self.old.topic_names())
+        wanted = {name: each for name, each in self.old.admin().topic_settings().items() if name in names}
+        copy_topics(wanted, self.new, adds_queues=not self.options.allow_other_queue_count)
 
     def _take_over_groups(self) -> None:
         """Let each group of the old broker begin at the new one with what is sent from now on.
@@ -498,57 +497,3 @@ class _Reader(MessageReader):
         new = self.new.reader.messages_by_key(topic, key, max_count, **options)
         # A sort keeps the order of equal times: each broker returns the newest first.
         return sorted([*new, *old], key=lambda message: -message.store_timestamp)[:max_count]
-
-
-class SendsInFlight(MessageSends):
-    """The sends of a broker. It knows whether one waits for its answer now, so that a mover gives way to it."""
-
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._in_flight: list[None] = []  # unlike a number, one thread adds while another one removes
-
-    def are_in_flight(self) -> bool:
-        """Return True if a send waits for its answer."""
-        return bool(self._in_flight)
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[MessageSends]:
-        self._in_flight.append(None)
-        try:
-            yield self._broker.sends
-        finally:
-            self._in_flight.pop()
-
-    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        with self._counted() as sends:
-            return sends.send(message, queue, timeout_ms)
-
-    def send_batch(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> SendResult:
-        with self._counted() as sends:
-            return sends.send_batch(messages, queue, timeout_ms)
-
-    def send_async(
-        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> AwaitableFuture[SendResult]:
-        future = self._broker.sends.send_async(messages, queue, timeout_ms)
-        self._in_flight.append(None)
-        future.add_done_callback(lambda done: self._in_flight.pop())
-        return future
-
-    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        with self._counted() as sends:
-            sends.send_one_way(message, queue)
-
-    def send_half(
-        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
-    ) -> HalfMessage:
-        with self._counted() as sends:
-            return sends.send_half(message, group, queue, timeout_ms)
-
-    def send_sequenced(
-        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        with self._counted() as sends:
-            return sends.send_sequenced(messages, sequence, timeout_ms)

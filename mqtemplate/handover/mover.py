@@ -36,25 +36,25 @@ A kill before the third step changes nothing, and after it the recall is repeate
 of the application in RocketMQ before the third step is seen by the second. One after it finds the message in transit,
 and cancels it in the old broker. Levels cannot be recalled, and stay; so does what is due within `_RECALL_MS`.
 
-Not in our hands: RocketMQ with ``ASYNC_FLUSH`` may lose a message that it acknowledged if its machine fails (a killed
-process loses none), and may deliver a timer twice if it is killed between its delivery and its next checkpoint.
+RocketMQ with ``ASYNC_FLUSH`` may lose an acknowledged message if its machine fails (a killed process loses none), and
+may deliver a timer twice if it is killed before its next checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from secrets import token_hex
 
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import (
-    HandOverCounts,
+    HandOverError,
     HandOverPhase,
+    HandOverProgress,
     HandOverState,
     MovedMessage,
     ReserveFilter,
@@ -70,6 +70,9 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.handover.limits import MoverSettings, delay_properties, free_time, movable_times
+from mqtemplate.handover.pace import Pace
+from mqtemplate.handover.pending import is_pending, recall_times, recallable
 from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
@@ -79,69 +82,18 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _log = get_logger("mqtemplate.hand_over")
 
-_FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 4, 64
-"""Messages that are sent at one time. As many may wait for the new broker if it stops."""
 _BATCH = 256
-_LOAD_MS = 5
-"""A send of the application waits about this long, if it arrives while the mover works."""
-_GIVE_WAY_MS, _GIVE_WAY_STEP_S = 10, 0.000_5
-_SEND_MS = 3_000
-_IDLE_MS = 1_000
+_SEND_MS, _IDLE_MS = 3_000, 1_000
+_REST_MS, _VIRTUAL_REST_MS = 5_000, 60_000
+"""Without work the mover waits this long for a signal of an old broker that gives one. A harness steps it often."""
 _FAILED_MS = (500, 1_000, 2_000, 5_000)
 _REFUSED_TOPIC_MS = 60_000
-_MARGIN_MS = 60_000
-"""The clocks of two machines differ, and a send takes time: stay this much below the longest delay."""
 _MAX_SENDS = 3
 """Sends of one message that fail although the new broker answers queries: then the message stays in the old one."""
-_RATE_MS = 10_000
+_RECALLS = 16
+"""Messages that RocketMQ recalls between two renewals of the lock."""
 _RECALL_MS = 10_000
 """A message that RocketMQ delivers sooner is not recalled: it answers a recall before it looks for the message."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoverSettings:
-    """Settings of the mover.
-
-    Attributes:
-        rate: Most messages in a second.
-        max_early_ms: Not used yet: a new broker without timers gets no messages, and the old one releases them.
-        lead_ms: A message that is due sooner stays, and the old broker releases it.
-        lease_ms: Time after which another process may take over, if this one does not renew its lock.
-        busy_share: Most of the time that the mover works. In the rest the sends of the application have the processor,
-            the disk and the connection for themselves. 1 for an application that is stopped.
-        settle_ms: Time after a send without an answer, or after the start, until a message that the new broker does not
-            have is sent again.
-        topics: Only messages for these topics; None for all.
-        with_retries: Retries too: for an application that is stopped.
-    """
-
-    rate: int = 1_000
-    max_early_ms: int = 0
-    lead_ms: int = 5_000
-    lease_ms: int = 15_000
-    busy_share: float = 0.5
-    settle_ms: int = 10_000
-    topics: frozenset[str] | None = None
-    with_retries: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandOverProgress:
-    """Progress of a hand-over, as a mover sees it.
-
-    Attributes:
-        is_mover: True if this process moves the messages; another one may.
-        is_idle: True if the last step of this mover found nothing in transit, and nothing that can move now.
-        rate: Messages that this process moved in a second, over the last ten seconds.
-        error: Why this process made no progress at its last attempt; None if it did.
-    """
-
-    state: HandOverState | None
-    counts: HandOverCounts | None
-    is_mover: bool
-    is_idle: bool
-    rate: float
-    error: str | None
 
 
 class Mover:
@@ -175,23 +127,24 @@ class Mover:
         self._reverse: Mover | None = None
         self._settings = settings or MoverSettings()
         self._clock = old.clock
-        self._owner = owner or ("embedded" if old.is_embedded else _process_name())
+        self._owner = owner or (
+            "embedded" if old.is_embedded else f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
+        )
         self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
         self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
         self._failed_sends: dict[int, tuple[int, Exception]] = {}  # offset -> number of failures, and the last one
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
         self._took_back_ms: int | None = None
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
-        self._is_sending = is_sending
-        self._window = _FIRST_WINDOW
-        self._answer_ms = 0  # time of this step until the first of its sends was answered: nothing was loaded then
-        self._burst_ms = 0  # time from there to the last answer
+        self._pace = Pace(self._clock, self._settings, is_sending)
         self._failures = 0
         self._error: str | None = None
         self._next_ms = 0
         self._is_idle = False
-        self._moved_at: deque[tuple[int, int]] = deque()
+        self._idle_at: object = None  # what the old broker was like when nothing was left to do
+        self._may_be_aborted = True  # messages may be on their way back
         self._is_closing = False
+        self._gives_signals = False  # the old broker calls when its phase changes
         self._wake: Callable[[], None] = lambda: None
         self._failed_log = LimitedLog(_log, self._clock.steady_ms, burst=1)
         metrics = old.metrics or new.metrics
@@ -204,6 +157,7 @@ class Mover:
     def start(self) -> None:
         """Start the thread of the mover."""
         self._is_closing = False
+        self._gives_signals = self._old.on_change(lambda: self._wake())  # noqa: PLW0108 (the runner sets it later)
         self._runner.start()
 
     def close(self) -> None:
@@ -233,15 +187,12 @@ class Mover:
         """
         state = self._old.state()
         counts = None if state is None else self._old.counts()
-        now_ms = self._clock.steady_ms()
-        moved = sum(count for at_ms, count in list(self._moved_at) if now_ms - at_ms <= _RATE_MS)
-        rate = moved * 1_000 / _RATE_MS
         return HandOverProgress(
             state=state,
             counts=counts,
             is_mover=self._leased_ms is not None,
             is_idle=self._is_idle,
-            rate=rate,
+            rate=self._pace.rate,
             error=self._error,
         )
 
@@ -250,15 +201,40 @@ class Mover:
     def step(self) -> int | None:
         """Move a bounded number of messages. Return the time of the next step."""
         now_ms = self._clock.now_ms()
-        if now_ms < self._next_ms <= now_ms + self._settings.lease_ms:
-            return self._next_ms
         try:
+            if now_ms < self._next_ms <= now_ms + _VIRTUAL_REST_MS and (
+                self._idle_at is None or self._idle_at == self._seen()
+            ):
+                return self._next_ms
+            self._idle_at = None
             self._next_ms = now_ms + self._move()
         except MQTemplateError as exc:
             self._next_ms = now_ms + self._failed(exc)
         return self._next_ms
 
+    def _seen(self) -> object:
+        state = self._old.state()
+        return None if state is None else (state.hand_over_id, state.phase, self._old.counts())
+
+    def _rest(self, state: HandOverState | None) -> int:
+        """Return the pause of a mover that has nothing to do: until a message comes into the range of the new broker.
+
+        A broker that gives signals, an embedded one, calls if the phase changes. Another one is asked at intervals.
+        """
+        if not self._gives_signals:
+            return _IDLE_MS
+        self._idle_at, pause_ms = self._seen(), _VIRTUAL_REST_MS if self._clock.is_virtual else _REST_MS
+        if state is None or state.phase is not HandOverPhase.RUNNING:  # the new broker may be away
+            return pause_ms
+        for _, end_ms in movable_times(self._new.delay_limits(), self._clock.now_ms(), self._settings):
+            for each in self._old_broker.delayed.pending(PendingQuery(after_ms=end_ms), 1).messages:
+                pause_ms = min(pause_ms, each.deliver_ms - end_ms + 1)
+        return max(1, pause_ms)
+
     def _failed(self, error: MQTemplateError) -> int:
+        if self._is_closing:  # the lock is released, and what was being done is found out by the next mover
+            _log.debug("hand_over.closed", reason=str(error))
+            return _IDLE_MS
         pause_ms = _FAILED_MS[min(self._failures, len(_FAILED_MS) - 1)]
         self._failures += 1
         self._failed_log.warning("hand_over.stalled", reason=str(error))
@@ -277,67 +253,111 @@ class Mover:
 
     def _move(self) -> int:
         """Do one step, and return the pause before the next one."""
-        start_ms, used_s = self._clock.steady_ms(), time.thread_time()
-        self._answer_ms = self._burst_ms = 0
+        self._pace.begin()
         state = self._old.state()
-        if state is None or state.phase in (HandOverPhase.ABORTED, HandOverPhase.CONFIRMED) or not self._renew():
+        if state is None or state.phase in (HandOverPhase.ABORTED, HandOverPhase.CONFIRMED):
+            return self._rest(state)
+        if not self._renew():
             return _IDLE_MS
         in_transit = self._old.transit(_BATCH)
-        count = len(in_transit)
-        if not in_transit and state.phase is HandOverPhase.RUNNING:
-            self._give_way()
-            count = self._old.reserve(self._owner, min(self._window, self._settings.rate), self._filter())
-            in_transit = self._old.transit(_BATCH) if count else []
+        backs = [each for each in in_transit if each.is_back]
+        if state.phase is not HandOverPhase.ABORTING and (pause_ms := self._end_abort(state, backs)) is not None:
+            return pause_ms
+        if not in_transit and state.phase is HandOverPhase.RUNNING and self._reserve():
+            in_transit = self._old.transit(_BATCH)
         in_transit = [each for each in in_transit if not each.is_back]
         if not in_transit and state.phase is HandOverPhase.ABORTING:
-            return self._move_back(state)
+            self._may_be_aborted = True
+            return self._move_back(state, backs)
         self._is_idle = not in_transit
         settled = self._settle(in_transit, state)
         if settled == len(in_transit):
             self._failures = 0
             self._note(None)
         if not settled:
-            return _IDLE_MS
-        if not self._clock.is_virtual:
-            self._fit_window(settled, (time.thread_time() - used_s) * 1_000 + self._burst_ms)
-        busy_ms = self._clock.steady_ms() - start_ms - self._answer_ms
-        rest_ms = round(busy_ms * (1 / self._settings.busy_share - 1))
-        return max(1, settled * 1_000 // self._settings.rate, rest_ms)
+            return self._rest(state) if self._is_idle else _IDLE_MS
+        return self._pace.rest_ms(settled)
 
-    def _move_back(self, state: HandOverState) -> int:
+    def _reserve(self) -> int:
+        """Reserve the next messages that may move now, and return their number."""
+        self._pace.give_way()
+        most, count = min(self._pace.window, self._settings.rate), 0
+        limits, now_ms = self._new.delay_limits(), self._clock.now_ms()
+        for start_ms, end_ms in movable_times(limits, now_ms, self._settings):
+            if count < most:
+                try:
+                    count += self._old.reserve(self._owner, most - count, self._filter(start_ms, end_ms))
+                except HandOverError:
+                    state = self._old.state()
+                    if state is not None and state.phase is HandOverPhase.RUNNING:
+                        raise
+                    break  # an operator has changed the phase since this step has read it
+        return count
+
+    def _move_back(self, state: HandOverState, backs: Sequence[TransitMessage]) -> int:
         """Do one step of an abort, and return the pause before the next one."""
         try:
             back = self._new.hand_over
             back.state()
         except UnsupportedError:
-            return self._recall_back(state)
-        # The target names this hand-over: a second abort has a state of its own.
-        back.begin(f"abort of {state.hand_over_id}", state.topics, state.groups)
+            return self._recall_back(state, backs)
+        back.begin(_abort_of(state), state.topics, state.groups)
+        pause_ms, self._is_idle = self._step_reverse(state)
+        if self._is_idle:
+            self._end_reverse()
+            self._old.change(HandOverPhase.ABORTED)
+        return pause_ms
+
+    def _end_abort(self, state: HandOverState, backs: Sequence[TransitMessage]) -> int | None:
+        """End an abort that an operator has taken back: what is on its way back arrives, and no more comes.
+
+        Returns:
+            The pause before the next step; None if nothing is on its way back.
+        """
+        if backs:
+            return self._recall_back(state, backs)
+        if not self._may_be_aborted or (state.phase is HandOverPhase.PAUSED and self._reverse is None):
+            return None
+        with contextlib.suppress(UnsupportedError):
+            back = self._new.hand_over
+            found = back.state()
+            if found is not None and found.target == _abort_of(state) and found.phase is not HandOverPhase.ABORTED:
+                back.change(HandOverPhase.PAUSED)
+                if back.counts().in_transit:
+                    return self._step_reverse(state)[0]
+                self._end_reverse()
+        self._may_be_aborted = False
+        return None
+
+    def _step_reverse(self, state: HandOverState) -> tuple[int, bool]:
+        """Let the mover of the other direction do a step. Return the pause, and True if it had nothing to do."""
         if self._reverse is None:
             settings = replace(self._settings, topics=self._topics(state), with_retries=False)
             self._reverse = Mover(self._new, self._old_broker, settings, owner=self._owner)
         pause_ms = self._reverse._move()
         self._note(self._reverse._error)
-        self._is_idle = self._reverse._is_idle
-        if self._is_idle:
-            back.change(HandOverPhase.ABORTED)
-            self._reverse.close()
-            self._reverse = None
-            self._old.change(HandOverPhase.ABORTED)
-        return pause_ms
+        return pause_ms, self._reverse._is_idle
+
+    def _end_reverse(self) -> None:
+        self._new.hand_over.change(HandOverPhase.ABORTED)
+        reverse, self._reverse = self._reverse, None
+        if reverse is not None:
+            reverse.close()
 
     def _topics(self, state: HandOverState) -> frozenset[str]:
         return frozenset(state.topics).union(self._old_broker.topic_names())
 
-    def _recall_back(self, state: HandOverState) -> int:
+    def _recall_back(self, state: HandOverState, backs: Sequence[TransitMessage]) -> int:
         """Do one step of an abort by recalls, and return the pause before the next one."""
-        backs = [each for each in self._old.transit(_BATCH) if each.is_back]
         self._is_idle = False
         if not backs:
-            found = self._recallable(state)
+            earliest_ms = self._clock.now_ms() + self._settings.settle_ms + _RECALL_MS
+            found = recallable(self._new, sorted(self._topics(state)), earliest_ms, _BATCH)
             if not found:
                 self._is_idle = True
                 self._old.change(HandOverPhase.ABORTED)
+                return _IDLE_MS
+            if not self._keep_lock():
                 return _IDLE_MS
             self._old.take_back(self._owner, found)
             self._took_back_ms = self._clock.steady_ms()
@@ -346,37 +366,23 @@ class Mover:
             self._took_back_ms = self._clock.steady_ms()
         if self._clock.steady_ms() - self._took_back_ms < self._settings.settle_ms:
             return _IDLE_MS
-        pending = [each for each in backs if not each.is_recalled]
-        gone = [each for each in pending if not self._is_pending(each)]
-        self._old.settle(self._owner, [_moved(each) for each in gone])
-        missing = {each.offset for each in gone}
-        recalled = [each for each in pending if each.offset not in missing]
-        self._old.settle(self._owner, [replace(_moved(each), end=TransitEnd.RECALLED) for each in recalled])
-        ended = [self._recalled(each) for each in backs if each.offset not in missing]
-        self._old.settle(self._owner, ended)
-        self._count(ended)
+        for start in range(0, len(backs), _RECALLS):
+            if self._is_closing or not self._keep_lock():
+                return _IDLE_MS
+            self._recall(backs[start : start + _RECALLS])
         self._note(None)
         return 1
 
-    def _recallable(self, state: HandOverState) -> list[Message]:
-        """Return the first pending timers of the new broker that can come back."""
-        earliest_ms = self._clock.now_ms() + self._settings.settle_ms + _RECALL_MS
-        found: list[Message] = []
-        for topic in sorted(self._topics(state)):
-            query = PendingQuery(topic=topic, after_ms=earliest_ms)
-            for each in self._new.delayed.pending(query, _BATCH - len(found)).messages:
-                records = [] if each.delay_level else self._new.find_records((TIMER_TOPIC,), each.msg_id).messages
-                records = [record for record in records if Property.TIMER_DEL_UNIQKEY not in record.properties]
-                if records:
-                    newest = max(records, key=lambda record: record.store_timestamp)
-                    found.append(Message(topic, newest.body, dict(newest.properties), newest.flag))
-            if len(found) >= _BATCH:
-                break
-        return found
-
-    def _is_pending(self, each: TransitMessage) -> bool:
-        query = PendingQuery(topic=each.topic, key=each.msg_id)
-        return bool(self._new.delayed.pending(query).messages) and each.deliver_ms > self._clock.now_ms() + _RECALL_MS
+    def _recall(self, backs: Sequence[TransitMessage]) -> None:
+        """Let messages come back whose copies are in transit, unless they were cancelled or delivered meanwhile."""
+        pending = [each for each in backs if not each.is_recalled]
+        safe_ms = self._clock.now_ms() + _RECALL_MS
+        gone = [each for each in pending if each.deliver_ms <= safe_ms or not is_pending(self._new, each)]
+        self._old.settle(self._owner, [_moved(each) for each in gone])
+        missing = {each.offset for each in gone}
+        recalled = [replace(_moved(each), end=TransitEnd.RECALLED) for each in pending if each.offset not in missing]
+        self._old.settle(self._owner, recalled)
+        self._end([self._recalled(each) for each in backs if each.offset not in missing])
 
     def _recalled(self, each: TransitMessage) -> MovedMessage:
         """Recall a message, and return where it is then: this is known, since a recall has one effect however often."""
@@ -388,26 +394,36 @@ class Mover:
     def _renew(self) -> bool:
         """Take or renew the lock. A new owner does not know what the owner before it has sent."""
         now_ms = self._clock.steady_ms()
-        had_it = self._leased_ms is not None and now_ms - self._leased_ms < self._settings.lease_ms
+        had_it = self._has_lock()
         if not self._old.lock(self._owner, self._settings.lease_ms):
             self._leased_ms = None
             return False
         if not had_it:
-            counts = self._old.counts()
+            counts, state = self._old.counts(), self._old.state()
+            self._error = None if state is None else state.last_error  # of the owner before
             self._uncertain, self._took_over = {}, (counts.reserved, now_ms)
             _log.info("hand_over.mover_started", owner=self._owner, in_transit=counts.in_transit)
         self._leased_ms = now_ms
         return True
 
-    def _filter(self) -> ReserveFilter:
-        limits = self._new.delay_limits()
-        now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
-        self._refused = {topic: until_ms for topic, until_ms in self._refused.items() if steady_ms < until_ms}
-        limit_ms = limits.max_delay_ms
-        margin_ms = min(_MARGIN_MS, limit_ms // 10)
+    def _has_lock(self) -> bool:
+        """Return True if this mover certainly has the lock. No other process can take that of an open folder."""
+        age_ms = None if self._leased_ms is None else self._clock.steady_ms() - self._leased_ms
+        return age_ms is not None and (self._old_broker.is_embedded or age_ms < self._settings.lease_ms)
+
+    def _keep_lock(self) -> bool:
+        """Renew the lock if its lease may soon be over. Return False if another mover has it."""
+        is_new = (
+            self._leased_ms is not None and self._clock.steady_ms() - self._leased_ms < self._settings.lease_ms // 2
+        )
+        return is_new or self._renew()
+
+    def _filter(self, after_ms: int, before_ms: int) -> ReserveFilter:
+        now_ms = self._clock.steady_ms()
+        self._refused = {topic: until_ms for topic, until_ms in self._refused.items() if now_ms < until_ms}
         return ReserveFilter(
-            after_ms=now_ms + self._settings.lead_ms,
-            before_ms=now_ms + limit_ms - margin_ms,
+            after_ms=after_ms,
+            before_ms=before_ms,
             without_topics=frozenset(self._refused),
             topics=self._settings.topics,
             with_retries=self._settings.with_retries,
@@ -417,9 +433,11 @@ class Mover:
 
     def _settle(self, in_transit: Sequence[TransitMessage], state: HandOverState) -> int:
         """Look up what may have been sent, send the rest, and store how each transit ended. Return how many ended."""
-        count, window = 0, self._window
+        count, window = 0, self._pace.window
         known = set(state.brokers)
         for start in range(0, len(in_transit), window):
+            if self._is_closing:
+                self._return(in_transit[start:])
             if self._is_closing or (start and not self._renew()):
                 break
             failures = self._failures
@@ -437,7 +455,11 @@ class Mover:
 
     def _end(self, ended: Sequence[MovedMessage]) -> None:
         if ended:
-            self._give_way()
+            self._pace.give_way()
+            if not self._has_lock():  # it took too long: another mover may have sent what this one would return
+                ended = [each for each in ended if each.end is TransitEnd.MOVED]
+            if not self._keep_lock():
+                return
             self._old.settle(self._owner, ended)
         for each in ended:
             self._uncertain.pop(each.offset, None)
@@ -457,10 +479,7 @@ class Mover:
 
     def _count(self, ended: Sequence[MovedMessage]) -> None:
         moved = sum(each.end is TransitEnd.MOVED for each in ended)
-        now_ms = self._clock.steady_ms()
-        self._moved_at.append((now_ms, moved))
-        while now_ms - self._moved_at[0][0] > _RATE_MS:
-            self._moved_at.popleft()
+        self._pace.moved(moved)
         if self._moved is not None and self._returned is not None:
             self._moved.add(moved)
             self._returned.add(len(ended) - moved)
@@ -504,18 +523,26 @@ class Mover:
     def _sent(self, fresh: Sequence[TransitMessage], known: set[str]) -> Iterator[MovedMessage]:
         """Send messages, and yield the ends of those that the new broker has accepted or refused."""
         sends: list[tuple[TransitMessage, Future[SendResult]]] = []
+        if not fresh or not self._keep_lock():  # the lookups before may have taken long
+            return
+        limits = self._new.delay_limits()
         for each in fresh:
             try:
                 queue = self._queue(each)
             except (DestinationError, UnsupportedError) as exc:
                 yield self._refuse(each, exc)
                 continue
+            deliver_ms = free_time(limits, each.deliver_ms, recall_times(self._new, each))
+            delay = delay_properties(limits, deliver_ms, self._clock.now_ms(), self._settings)
+            if delay is None:
+                yield replace(_moved(each), end=TransitEnd.RETURNED, may_move_again=True)
+                continue
             if queue.broker_name not in known:
                 known.add(queue.broker_name)
                 self._old.note_brokers(self._owner, [queue.broker_name])
             self._uncertain[each.offset] = self._clock.steady_ms()
-            message = _delayed(each)
-            self._give_way()
+            message = Message(each.topic, each.message.body, {**each.message.properties, **delay}, each.message.flag)
+            self._pace.give_way()
             sends.append((each, self._new.sends.send_async([message], queue, _SEND_MS)))
         failure: Exception | None = None
         start_ms = self._clock.steady_ms()
@@ -533,30 +560,11 @@ class Mover:
                 yield _moved(each, result.message_queue.broker_name, result.handle)
             first_ms = self._clock.steady_ms() if first_ms is None else first_ms
         if first_ms is not None:
-            self._answer_ms += first_ms - start_ms
-            self._burst_ms += self._clock.steady_ms() - first_ms
+            self._pace.answered(start_ms, first_ms)
         if failure is not None:
             self._failures += 1
             self._failed_log.warning("hand_over.send_failed", reason=str(failure))
             self._note(str(failure))
-
-    def _give_way(self) -> None:
-        """Wait until the application does not send, for at most `_GIVE_WAY_MS`."""
-        end_ms = self._clock.steady_ms() + _GIVE_WAY_MS
-        while not self._clock.is_virtual and self._is_sending() and self._clock.steady_ms() < end_ms:
-            time.sleep(_GIVE_WAY_STEP_S)
-
-    def _fit_window(self, count: int, load_ms: float) -> None:
-        """Fit the number of messages of a step to the load that they are for the sends of the application.
-
-        Args:
-            count: Number of the messages of the last step.
-            load_ms: Processor time of this thread, and the time in which the new broker stored the messages.
-        """
-        if load_ms > _LOAD_MS:
-            self._window = max(_LEAST_WINDOW, self._window // 2)
-        elif count >= self._window and load_ms < _LOAD_MS / 2:
-            self._window = min(_MOST_WINDOW, self._window * 2)
 
     def _queue(self, each: TransitMessage) -> MessageQueue:
         """Return the queue of a message: the same number, or with a sharding key the one that producers choose."""
@@ -583,13 +591,9 @@ def _moved(each: TransitMessage, broker_name: str = "", handle: str | None = Non
     )
 
 
-def _delayed(each: TransitMessage) -> Message:
-    properties = each.message.properties | {Property.TIMER_DELIVER_MS: str(each.deliver_ms)}
-    return Message(each.topic, each.message.body, properties, each.message.flag)
-
-
-def _process_name() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
+def _abort_of(state: HandOverState) -> str:
+    """Return the target of the hand-over back. It names the hand-over, so a second abort has a state of its own."""
+    return f"abort of {state.hand_over_id}"
 
 
 def _report(service: Service, error: Exception, repeated: int) -> None:

@@ -16,6 +16,7 @@ from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.handover.old_broker import OLD_PREFIX
+from mqtemplate.message import Message, Property
 from mqtemplate.pending import (
     PendingCounts,
     PendingMessage,
@@ -26,6 +27,7 @@ from mqtemplate.pending import (
     check_page_size,
     total_change,
 )
+from mqtemplate.topics import TIMER_TOPIC
 from mqtemplate.user_code import shown
 
 _log = get_logger("mqtemplate.handover")
@@ -235,6 +237,39 @@ class HandOverDelayed(DelayedMessages):
             "positions of pending messages are in the files of one broker, and during a hand-over there are two; read "
             "one of them by its own address, or wait until the hand-over has ended"
         )
+
+
+def recallable(broker: Broker, topics: Sequence[str], earliest_ms: int, most: int) -> list[Message]:
+    """Return the first pending timers of a cluster of RocketMQ that it can recall: due at *earliest_ms* or later."""
+    found: list[Message] = []
+    for topic in topics:
+        query = PendingQuery(topic=topic, after_ms=earliest_ms)
+        for each in broker.delayed.pending(query, most - len(found)).messages:
+            records = [] if each.delay_level else broker.find_records((TIMER_TOPIC,), each.msg_id).messages
+            records = [record for record in records if Property.TIMER_DEL_UNIQKEY not in record.properties]
+            if records:
+                newest = max(records, key=lambda record: record.store_timestamp)
+                found.append(Message(topic, newest.body, dict(newest.properties), newest.flag))
+        if len(found) >= most:
+            break
+    return found
+
+
+def is_pending(broker: Broker, each: TransitMessage) -> bool:
+    """Return True if a broker still has a message that comes back."""
+    return bool(broker.delayed.pending(PendingQuery(topic=each.topic, key=each.msg_id)).messages)
+
+
+def recall_times(broker: Broker, each: TransitMessage) -> list[int]:
+    """Return when a message was due in the new broker, each time that RocketMQ has recalled it there.
+
+    RocketMQ deletes all records of a message in the slot of a recall, also those that are stored there later.
+    """
+    if each.recalled_ms is None:
+        return []
+    records = broker.find_records((TIMER_TOPIC,), each.msg_id).messages
+    marks = [record.properties for record in records if Property.TIMER_DEL_UNIQKEY in record.properties]
+    return [each.recalled_ms, *(int(mark.get(Property.TIMER_OUT_MS, 0)) + 1 for mark in marks)]
 
 
 # --- results of changes ---------------------------------------------------------------------------

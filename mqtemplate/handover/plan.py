@@ -15,6 +15,7 @@ from mqtemplate.broker import Broker, BrokerAdmin, TopicKind, TopicSettings
 from mqtemplate.broker.hand_over import DelayLimits
 from mqtemplate.converters.readable import count_text, span_text, time_text
 from mqtemplate.errors import BrokerError, UnknownNameError, UnsupportedError
+from mqtemplate.handover.admin import copy_topics
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import OnProgress, no_progress
@@ -202,7 +203,7 @@ class HandOverPlan:
         for part, text in (
             (self.moves, f"move now, in about {span_text(self.move_ms)} at {self.rate:g} a second"),
             (self.later, self._later_text()),
-            (self.stays, "stay: the new broker has no timers; the old one releases them when they are due"),
+            (self.stays, "stay: the new broker has no timers. The old one releases them, if max-early-ms is 0"),
             (self.retries, "are retries: the old broker releases them, and listeners consume them there"),
         ):
             if part.count:
@@ -384,12 +385,12 @@ def unread_queues(admin: BrokerAdmin) -> list[UnreadQueue]:
 
 def create_missing(old: BrokerAdmin, new: Broker) -> list[str]:
     """Create the topics, queues and groups that the new broker lacks. Return the topics that were changed."""
-    missing = [each for each in topic_plans(old, new, unread_queues(old)) if each.is_missing]
-    for each in missing:
-        new.create_topic(each.name, each.queue_count)
+    wanted = {each.name for each in topic_plans(old, new, unread_queues(old)) if each.is_missing}
+    settings = {name: each for name, each in old.topic_settings().items() if name in wanted}
+    changed = copy_topics(settings, new)
     for group in old.group_names():
         new.admin().create_group(group)
-    return [each.name for each in missing]
+    return changed
 
 
 def topic_plans(old: BrokerAdmin, new: Broker, unread: list[UnreadQueue]) -> tuple[TopicPlan, ...]:

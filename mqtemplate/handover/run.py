@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mqtemplate.broker import Broker
-from mqtemplate.broker.hand_over import HandOverError, HandOverPhase
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, HandOverProgress
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.event_log import get_logger
-from mqtemplate.handover.mover import HandOverProgress, Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.handover.plan import UnreadQueue, create_missing, limits_of, unread_queues
 from mqtemplate.message import ORIGIN_PROPERTIES, Message, MessageExt, MessageQueue, Property
 from mqtemplate.operations.access import BrokerAccess

@@ -167,8 +167,13 @@ def test_a_change_that_is_refused_is_explained(shop: Shop) -> None:
     assert "the old broker is not empty" in refused.text
 
 
-def test_an_application_without_a_hand_over_has_a_page_that_says_so(tmp_path: Path) -> None:
+def test_the_navigation_has_the_page(shop: Shop) -> None:
+    assert "Hand-over" in shop.page("/listeners").text
+
+
+def test_an_application_without_a_hand_over_has_a_page_that_says_so_and_no_link_to_it(tmp_path: Path) -> None:
     with open_shop(tmp_path) as shop:
         shop.sign_in()
 
         assert "This application stays with its broker" in shop.page("/hand-over").text
+        assert "Hand-over" not in shop.page("/listeners").text

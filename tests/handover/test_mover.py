@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
-from mqtemplate.errors import SendError
+from mqtemplate.errors import BrokerError, SendError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.handover.mover import _FIRST_WINDOW, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.pace import FIRST_WINDOW
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
@@ -150,7 +152,7 @@ def test_a_topic_that_the_new_broker_does_not_have_stays_until_it_has(brokers: T
 
 
 def test_a_move_keeps_its_rate(brokers: TwoBrokers) -> None:
-    brokers.mover._settings = MoverSettings(rate=10)
+    brokers.restart(MoverSettings(rate=10))
     for number in range(100):
         brokers.send(number, TIMER_DELAY_MS=3_600_000 + number)
 
@@ -161,7 +163,7 @@ def test_a_move_keeps_its_rate(brokers: TwoBrokers) -> None:
 
 
 def test_the_first_ones_due_move_first(brokers: TwoBrokers) -> None:
-    brokers.mover._settings = MoverSettings(rate=1)
+    brokers.restart(MoverSettings(rate=1))
     for number in (3, 1, 2):
         brokers.send(number, TIMER_DELAY_MS=3_600_000 + 1_000 * number)
 
@@ -185,7 +187,7 @@ def test_a_target_that_is_down_delays_only_what_may_have_been_sent(brokers: TwoB
     brokers.advance(20_100)
 
     on_time = [each for each in brokers.arrived() if each.store_timestamp == due_ms]
-    assert len(on_time) == 150 - _FIRST_WINDOW
+    assert len(on_time) == 150 - FIRST_WINDOW
     assert brokers.mover.progress().error == "connection refused"
     del brokers.mover._new.sends.send_async
     brokers.advance(20_000)
@@ -427,6 +429,9 @@ def test_an_abort_recalls_messages_from_a_broker_that_cannot_reserve_them(at: in
     assert state.phase is HandOverPhase.ABORTED
     assert {each.msg_id: each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages} == brokers.due
     assert brokers.new.delayed.count_pending(ALL).total == 0
+    if at is None:  # a kill between the store of a message and that of its count leaves the count behind
+        counts = brokers.old.hand_over.counts()
+        assert (counts.moved, counts.in_transit, counts.pending, counts.returned) == (1, 0, 3, 3)  # one was cancelled
     brokers.advance(40_000)
     brokers.check()
     brokers.close()
@@ -439,13 +444,224 @@ def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_o
     brokers.old.hand_over.change(HandOverPhase.ABORTING)
     brokers.advance(10_000)
 
+    assert brokers.old.hand_over.counts().moved == 0
     brokers.old.hand_over.begin("new:9876")
+    assert brokers.old.hand_over.counts().moved == 0
     brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + 1, True  # reserved, not sent
     brokers.advance(20_000)
 
+    assert brokers.old.hand_over.counts().moved == 1
     assert brokers.new.delayed.count_pending(ALL).total == 1
     brokers.advance(90_000)
     brokers.check()
+
+
+# --- idle, lock, and phases -----------------------------------------------------------------------
+
+
+def test_an_idle_mover_sleeps_until_a_message_comes_into_the_range_of_the_new_broker(brokers: TwoBrokers) -> None:
+    brokers.new.settings = replace(brokers.new.settings, timer_max_delay_sec=100)
+    brokers.send(1, TIMER_DELAY_MS=130_000)
+    brokers.mover.start()
+
+    now_ms = brokers.clock.now_ms()
+    assert brokers.mover.step() == now_ms + 40_001  # a tenth of the longest delay is left for clocks that differ
+
+    brokers.clock.move_ms(40_001)
+    brokers.mover.step()
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+    brokers.clock.move_ms(1_000)
+    now_ms = brokers.clock.now_ms()
+    assert brokers.mover.step() == now_ms + 60_000  # nothing is left
+
+
+def test_an_idle_mover_works_at_once_when_an_operator_changes_the_phase(brokers: TwoBrokers) -> None:
+    woken: list[int] = []
+    brokers.mover.on_wake(lambda: woken.append(brokers.clock.now_ms()))
+    brokers.old.hand_over.change(HandOverPhase.PAUSED)
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    brokers.mover.start()
+    assert brokers.mover.step() == brokers.clock.now_ms() + 60_000
+
+    brokers.old.hand_over.change(HandOverPhase.RUNNING)
+    brokers.mover.step()
+
+    assert woken == [brokers.clock.now_ms()]
+    assert brokers.old.hand_over.counts().moved == 1
+
+
+def test_a_pause_between_two_calls_of_a_step_is_no_failure(
+    brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    part = brokers.old.hand_over
+    reserve = part.reserve
+
+    def paused(*arguments: object) -> int:
+        part.change(HandOverPhase.PAUSED)
+        return reserve(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(part, "reserve", paused)
+    with capture_logs() as logs:
+        brokers.step()
+
+    assert brokers.mover.progress().error is None
+    assert [each for each in logs if each["event"] == "hand_over.stalled"] == []
+
+
+def test_a_mover_that_is_paused_or_done_asks_nothing_of_a_new_broker_that_is_away(brokers: TwoBrokers) -> None:
+    class Away:
+        def __getattr__(self, name: str) -> object:
+            raise BrokerError("the new broker is away")
+
+    brokers.mover._new = Away()  # type: ignore[assignment]
+    brokers.mover.start()
+    with capture_logs() as logs:
+        for phase in (HandOverPhase.PAUSED, HandOverPhase.CONFIRMED):
+            brokers.old.hand_over.change(phase)
+            assert brokers.mover.step() == brokers.clock.now_ms() + 60_000
+
+    assert [each for each in logs if each["event"] == "hand_over.stalled"] == []
+
+
+def test_a_step_that_takes_longer_than_the_lease_settles_what_was_sent(
+    brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It renews its lock, also if it starts and closes in turns."""
+    send_async = brokers.new.sends.send_async
+
+    def slow(*arguments: object) -> object:
+        brokers.clock.move_ms(20_000)
+        return send_async(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(brokers.new.sends, "send_async", slow)
+    with capture_logs() as logs:
+        for number in range(3):
+            brokers.send(number, TIMER_DELAY_MS=300_000)
+            brokers.step()
+            brokers.restart(MoverSettings())
+            brokers.clock.move_ms(30_000)
+        brokers.step()
+
+    counts = brokers.old.hand_over.counts()
+    assert (counts.moved, counts.in_transit) == (3, 0)
+    assert [each for each in logs if each["event"] == "hand_over.stalled"] == []
+
+
+def test_a_mover_that_closes_returns_what_it_has_not_sent(brokers: TwoBrokers) -> None:
+    """Else it would be pending in no broker until the next start."""
+    brokers.send(1, TIMER_DELAY_MS=300_000)
+    brokers.mover._is_closing = True  # as `close` in another thread sets it, while the step reserves
+
+    brokers.step()
+
+    counts = brokers.old.hand_over.counts()
+    assert (counts.in_transit, counts.pending) == (0, 1)
+
+
+# --- abort, taken back --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("can_reserve", [True, False], ids=["our server", "RocketMQ"])
+def test_an_abort_that_is_taken_back_leaves_nothing_on_its_way(can_reserve: bool) -> None:
+    """What was on its way back arrives, and moves again."""
+    brokers = TwoBrokers()
+    brokers.new_can_reserve = can_reserve
+    brokers.mover = brokers._mover()
+    for number in range(4):
+        brokers.send(number, TIMER_DELAY_MS=120_000 + number)
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    if can_reserve:  # the process is killed between the reservation in the new broker and the send to the old one
+        brokers.faults.at, brokers.faults.is_after = len(brokers.faults.calls) + 2, True
+    brokers.advance(1_000)
+    leaving = brokers.new if can_reserve else brokers.old
+    assert leaving.hand_over.counts().in_transit == 4
+
+    brokers.old.hand_over.change(HandOverPhase.RUNNING)
+    brokers.advance(60_000)
+
+    assert leaving.hand_over.counts().in_transit == 0
+    assert brokers.new.delayed.count_pending(ALL).total == 4
+    brokers.advance(70_000)
+    brokers.check()
+    brokers.close()
+
+
+def test_a_message_that_rocketmq_has_recalled_moves_again_to_another_slot() -> None:
+    """RocketMQ deletes all that is in the slot of a recall, also what is stored there later."""
+    brokers = TwoBrokers()
+    brokers.new_can_reserve = False
+    brokers.mover = brokers._mover()
+    brokers.send(1, TIMER_DELAY_MS=120_000)
+    due_ms = brokers.due["M1"]
+    brokers.advance(2_000)
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(30_000)
+    assert brokers.old.delayed.count_pending(ALL).total == 1
+
+    brokers.old.hand_over.change(HandOverPhase.RUNNING)
+    brokers.advance(2_000)
+
+    [moved] = brokers.new.delayed.pending(ALL).messages
+    assert moved.deliver_ms == due_ms + 1  # the precision of this broker is a millisecond
+    brokers.advance(120_000)
+    brokers.check()
+    brokers.close()
+
+
+# --- a new broker without timers ------------------------------------------------------------------
+
+
+def without_timers(brokers: TwoBrokers, max_early_ms: int) -> None:
+    """Let the new broker be like RocketMQ 4: it has delay levels only."""
+    brokers.new.settings = replace(brokers.new.settings, timer_wheel_enable=False)
+    brokers.restart(MoverSettings(max_early_ms=max_early_ms))
+
+
+def test_a_broker_without_timers_gets_no_message_that_it_would_deliver_early(brokers: TwoBrokers) -> None:
+    without_timers(brokers, max_early_ms=0)
+    brokers.send(1, TIMER_DELAY_MS=60_500)
+    brokers.send(2, DELAY=5)
+
+    brokers.advance(100_000)
+
+    assert brokers.old.hand_over.counts().reserved == 0
+    brokers.check()
+    assert {each.broker_name for each in brokers.arrived()} == {brokers.old.name}
+    assert {each.store_timestamp - brokers.due[each.msg_id] for each in brokers.arrived()} == {0}
+
+
+def test_a_message_moves_to_a_level_that_delivers_it_early_by_max_early_ms_at_most(brokers: TwoBrokers) -> None:
+    without_timers(brokers, max_early_ms=2_000)
+    brokers.send(1, TIMER_DELAY_MS=75_000)
+    due_ms = brokers.due["M1"]
+
+    brokers.advance(12_000)
+    assert brokers.old.hand_over.counts().reserved == 0  # a minute is more than two seconds too short
+
+    brokers.advance(3_000)
+    [moved] = brokers.new.delayed.pending(ALL).messages
+    assert moved.delay_level == 5
+    assert due_ms - 2_000 <= moved.deliver_ms <= due_ms
+    brokers.advance(60_000)
+    assert [each.msg_id for each in brokers.arrived()] == ["M1"]
+
+
+def test_a_message_between_two_levels_stays_until_it_fits_or_is_released(brokers: TwoBrokers) -> None:
+    """One that is due in 4 s is too close to move, and one of more than an hour waits for the level of an hour."""
+    without_timers(brokers, max_early_ms=1_000)
+    for number, delay_ms in enumerate((4_000, 31_000, 3_700_000)):
+        brokers.send(number, TIMER_DELAY_MS=delay_ms)
+
+    brokers.advance(1_000)
+    assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == ["M1"]
+
+    brokers.advance(3_000)
+    [released] = brokers.arrived()
+    assert (released.msg_id, released.store_timestamp) == ("M0", brokers.due["M0"])
+    brokers.advance(100_000)
+    assert [each.msg_id for each in brokers.new.delayed.pending(ALL).messages] == ["M2"]
 
 
 # --- retention ----------------------------------------------------------------------------------

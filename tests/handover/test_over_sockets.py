@@ -10,8 +10,10 @@ import pytest
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
-from mqtemplate.errors import BrokerError
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.errors import BrokerError, UnknownNameError
+from mqtemplate.handover.admin import copy_topics
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.protocol import RequestCode
@@ -142,3 +144,16 @@ def test_state_phases_and_errors_pass_through_a_server(tmp_path: Path) -> None:
         assert source.moved("unknown") is None
         assert not source.is_reserved("unknown")
         source.change(HandOverPhase.CONFIRMED)
+
+
+def test_the_rights_and_queues_of_topics_are_copied_to_a_server(old: Broker, new: RemoteBroker) -> None:
+    old.create_topic("archive", 3)
+    old.admin().set_topic_rights("archive", is_readable=True, is_writable=False)
+
+    changed = copy_topics({"archive": old.admin().topic_settings()["archive"]}, new)
+
+    found = new.admin().topic_settings()["archive"]
+    assert changed == ["archive"]
+    assert (found.queue_count, found.is_readable, found.is_writable) == (3, True, False)
+    with pytest.raises(UnknownNameError, match="archives"):
+        old.admin().set_topic_rights("archives", is_readable=True, is_writable=True)

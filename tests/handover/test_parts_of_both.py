@@ -72,7 +72,7 @@ def test_topics_of_the_old_broker_are_created_with_their_number_of_queues(broker
         counts = {topic: len(brokers.both.queues(topic)) for topic in ("orders", "invoices")}
 
     assert counts["orders"] == 7
-    assert counts["invoices"] == 3  # one that exists stays as it is
+    assert counts["invoices"] == 5  # it gets the queues that it lacks
 
 
 def test_a_topic_that_only_the_new_broker_has_is_not_created_in_the_old_one(brokers: TwoBrokers) -> None:
@@ -424,3 +424,34 @@ def test_settings_of_a_broker_that_has_no_reservations_are_refused() -> None:
 
     assert str(refused.value).startswith("mqtemplate.hand-over.from: mq1:9876: broker 'broker-a'")
     assert "Let it deliver what it has, then change the address" in str(refused.value)
+
+
+# --- topics that the new broker lacks -------------------------------------------------------------
+
+
+def test_the_start_gives_the_new_broker_the_queues_and_the_rights_of_the_old_topics(brokers: TwoBrokers) -> None:
+    """A topic that exists at the new broker keeps its rights: an administrator has set them there."""
+    brokers.old.create_topic("archive", 6)
+    brokers.old.admin().set_topic_rights("archive", is_readable=True, is_writable=False)
+    brokers.old.create_topic("orders", 8)
+    brokers.new.start()
+    brokers.new.create_topic("orders", 2)
+    brokers.new.admin().set_topic_rights("orders", is_readable=False, is_writable=True)
+
+    brokers.both.start()
+
+    found = brokers.new.admin().topic_settings()
+    archive, orders = found["archive"], found["orders"]
+    assert (archive.queue_count, archive.is_readable, archive.is_writable) == (6, True, False)
+    assert (orders.queue_count, orders.is_readable, orders.is_writable) == (8, False, True)
+
+
+def test_queues_are_not_added_if_another_number_is_allowed(brokers: TwoBrokers) -> None:
+    brokers.with_options(allow_other_queue_count=True)
+    brokers.old.create_topic("orders", 8)
+    brokers.new.start()
+    brokers.new.create_topic("orders", 2)
+
+    brokers.both.start()
+
+    assert len(brokers.new.queues("orders")) == 2

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from mqtemplate.handover.mover import MoverSettings
+from mqtemplate.handover.limits import MoverSettings
 from tests.handover.two_brokers import TwoBrokers
 
 LEVELS = (1, 3, 5, 6)  # 1s, 10s, 1m, 2m

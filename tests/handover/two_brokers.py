@@ -15,7 +15,8 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import SendTimeoutError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.handover.mover import Mover, MoverSettings
+from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.mover import Mover
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
@@ -137,6 +138,12 @@ class TwoBrokers:
         old = InterruptedBroker(self.old, self.faults)
         new = InterruptedBroker(self.new, self.faults, can_reserve=self.new_can_reserve)
         return Mover(old, new, self.settings)  # type: ignore[arg-type]
+
+    def restart(self, settings: MoverSettings) -> None:
+        """Start the mover again with other settings."""
+        self.mover.close()
+        self.settings = settings
+        self.mover = self._mover()
 
     def close(self) -> None:
         self.mover.close()

@@ -495,6 +495,12 @@ class EmbeddedAdmin(BrokerAdmin):
             for name, config in configs.items()
         }
 
+    def set_topic_rights(self, topic: str, *, is_readable: bool, is_writable: bool) -> None:
+        if not self._engine.topics.has(topic):
+            raise unknown_name("topic", topic, self.topic_names())
+        perm = TopicSettings.perm_of(is_readable=is_readable, is_writable=is_writable)
+        self._engine.topics.update(topic, {"perm": perm})
+
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms
 

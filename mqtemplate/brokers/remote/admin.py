@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,9 +44,13 @@ from mqtemplate.remoting.protocol.bodies.route import TopicConfigSerializeWrappe
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers import group as headers
-from mqtemplate.remoting.protocol.headers.admin import GetAllTopicConfigRequestHeader, TopicNameRequestHeader
+from mqtemplate.remoting.protocol.headers.admin import (
+    CreateTopicRequestHeader,
+    GetAllTopicConfigRequestHeader,
+    TopicNameRequestHeader,
+)
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-from mqtemplate.topics import is_system_group
+from mqtemplate.topics import AUTO_CREATE_TOPIC, is_system_group
 
 _SUCCESS = (ResponseCode.SUCCESS,)
 _NO_TOPIC = (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_ERROR)
@@ -101,6 +105,37 @@ class RemoteAdmin(BrokerAdmin):
             if topic not in found or found[topic].queue_count < count:
                 found[topic] = TopicSettings.of(topic, count, config.perm)
         return dict(sorted(found.items()))
+
+    def set_topic_rights(self, topic: str, *, is_readable: bool, is_writable: bool) -> None:
+        perm, wire_topic = (
+            TopicSettings.perm_of(is_readable=is_readable, is_writable=is_writable),
+            self._names.wrap(topic),
+        )
+        masters = self._context.routes.registered_masters()
+        tables = self._read(
+            RequestCode.GET_ALL_TOPIC_CONFIG,
+            GetAllTopicConfigRequestHeader(),
+            TopicConfigSerializeWrapper,
+            "list topics",
+        )
+        configs = {name: table.topic_config_table.get(wire_topic) for name, table in tables}
+        if not any(configs.values()):
+            raise unknown_name("topic", topic, self.topic_names())
+        for name, config in configs.items():
+            if config is None or config.perm == perm:
+                continue
+            header = CreateTopicRequestHeader(
+                topic=wire_topic,
+                default_topic=AUTO_CREATE_TOPIC,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=perm,
+                topic_filter_type="SINGLE_TAG",
+                topic_sys_flag=0,
+                order=False,
+            )
+            request = RemotingCommand.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+            self._context.call(masters[name], request, f"change the rights of topic {topic!r}")
 
     def delay_levels_ms(self) -> Sequence[int] | None:
         for name in self._context.routes.registered_masters():
@@ -381,6 +416,9 @@ class RemoteHandOver(OldBroker):
 
     def change(self, phase: HandOverPhase) -> HandOverState:
         return self._state(self._change("change", phase.value))
+
+    def on_change(self, wake: Callable[[], None]) -> bool:
+        return False
 
     def note_error(self, owner: str, error: str | None) -> None:
         self._change("note_error", error, owner)

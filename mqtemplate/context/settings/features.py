@@ -204,7 +204,8 @@ class HandOverSettings(Properties):
     rate: int = Field(1_000, ge=1, le=100_000)
     """Most pending messages that move to the new broker in a second."""
     max_early_ms: Milliseconds = Field(0, ge=0)
-    """Not used yet: a new broker without timers gets no pending messages, and the old one releases them when due."""
+    """A new broker without timers, as RocketMQ 4, has delay levels only: it may deliver a pending message early by this
+    much. ``0``: it gets none, and the old broker releases them when due."""
     orderly_waits_for: Annotated[Literal["READY", "PENDING"], UpperCase] = "READY"
     """When ``ORDERLY`` listeners read a topic of the new broker. ``ready``: they have consumed what the old one has
     delivered. ``pending``: and it has no pending message of the topic."""
