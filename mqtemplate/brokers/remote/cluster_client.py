@@ -12,7 +12,8 @@ from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs, Recalls
-from mqtemplate.brokers.remote.delayed.control import OurServer, RocketMQCluster
+from mqtemplate.brokers.remote.delayed.control import PendingKeySends, RocketMQCluster
+from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
@@ -76,16 +77,18 @@ class ClusterClient:
         self.context = context = ClientContext(
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )
-        self.producer = Producer(context)
+        # They need each other: the sends under a pending key use this producer.
+        self.producer = Producer(context, lambda *send: self._pending_key_sends.send(*send))  # noqa: PLW0108
         self.queries = Queries(context)
         self.transactions = RemoteTransactions(context)
         self.requests = RemoteRequests(context, self.producer)
-        self.our_server = OurServer(context)
+        self.our_server = OurServer(context, self.producer.factory)
         self._recalls = Recalls(context)
         self.delay_configs = DelayConfigs(context)
         self._rocketmq_cluster = RocketMQCluster(
             context, self.queries, self.producer, self._recalls, self.delay_configs
         )
+        self._pending_key_sends = PendingKeySends(context, self._rocketmq_cluster, self.producer, self._recalls)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         self.pop = RemotePop(context, self.members)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))

@@ -26,6 +26,7 @@ _COLUMNS: Columns = {
     "TOPIC": "topic",
     "TAG": "tags",
     "KEYS": "keys",
+    "PENDING KEY": lambda record: record["pending_key"] or "",
     "LEVEL": lambda record: record["delay_level"] or "",
     "SIZE": Shown("body_size", size_text),
     "ID": "msg_id",
@@ -35,6 +36,7 @@ _FIELDS: Columns = {
     "topic": "topic",
     "tag": "tags",
     "keys": "keys",
+    "pending key": lambda record: record["pending_key"] or "",
     "due": lambda record: f"{time_text(record['deliver_ms'])} (in {span_text(record['in_ms'])})",
     "delay level": lambda record: record["delay_level"] or "",
     "born": lambda record: time_text(record["born_timestamp"]),
@@ -180,7 +182,7 @@ def _record(message: PendingMessage, now_ms: int) -> dict[str, Any]:
     return {
         **record_of(message, "msg_id", "topic", "tags", "keys", "deliver_ms"),
         "in_ms": message.deliver_ms - now_ms,
-        **record_of(message, "delay_level", "born_timestamp", "store_timestamp", "body_size", "handle"),
+        **record_of(message, "delay_level", "born_timestamp", "store_timestamp", "body_size", "handle", "pending_key"),
     }
 
 

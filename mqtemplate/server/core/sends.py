@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from mqtemplate.broker import QueuedMessage
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
@@ -17,14 +18,23 @@ from mqtemplate.engine.sends import SentBackCopy, StoredSend, permitted_properti
 from mqtemplate.engine.topics import queue_of_priority
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.event_log import LimitedLog
-from mqtemplate.message import DELAY_PROPERTIES, Message, Property, SendSequence, copy_properties, valid_time
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    Message,
+    MessageQueue,
+    Property,
+    SendSequence,
+    copy_properties,
+    valid_time,
+)
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRIORITY_PROPERTY, decode_properties
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
+from mqtemplate.remoting.protocol.bodies.own_requests import Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.messages import count_batch, decode_properties_text, split_batch
+from mqtemplate.remoting.protocol.messages import count_batch, decode_batch, decode_properties_text, split_batch
 from mqtemplate.remoting.protocol.sequenced import QueueBatch, decode_queue_batches
 from mqtemplate.results import SequencedResult
 from mqtemplate.server.acl.access import AccessControl
@@ -274,6 +284,13 @@ class ClientSends:
         return engine.writer.store_all(drafts, ids, topic, queue_id)
 
     def _checked(self, send: ClientSend, message: Message) -> Message:
+        if Property.PENDING_KEY in message.properties and not self.settings.recall_message_enable:
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION,
+                "a message with a pending_key may cancel another one, and recall is disabled; set "
+                "recall-message-enable to true",
+                RefusalHeader(refusal=Refusal.RECALL_DISABLED),
+            )
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
         return self.access.checked_origin(send.caller.account, message) if has_origin else message
 
@@ -300,7 +317,7 @@ class ClientSequencedSends:
             RefusedError: A topic or queue is missing or not writable, or the messages were not stored.
             MessageError: A message is invalid, or has no queue.
         """
-        self._create_topics(caller, {batch.topic for batch in batches})
+        create_topics(self.creations, caller, {batch.topic for batch in batches}, self.default_topic_queue_nums)
         for topic, queue_id in {(batch.topic, batch.queue_id) for batch in batches}:
             if queue_id < 0:
                 raise MessageError(f"a sequenced send names the queue of each message, got {queue_id} for {topic!r}")
@@ -322,15 +339,58 @@ class ClientSequencedSends:
         except SendError as exc:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
 
-    def _create_topics(self, caller: Caller, topics: Iterable[str]) -> None:
-        """Create missing topics and groups, within the limits that hold for ordinary messages."""
-        for topic in topics:
-            if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
-                group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
-                self.creations.group(caller, group)
-                self.creations.topics.create_group_topic(topic, 1)
-            else:
-                self.creations.topic(caller, topic, AUTO_CREATE_TOPIC, self.default_topic_queue_nums)
+
+def create_topics(creations: ClientCreations, caller: Caller, topics: Iterable[str], queue_nums: int) -> None:
+    """Create missing topics and groups, within the limits that hold for ordinary messages.
+
+    Args:
+        queue_nums: Number of queues of a new topic.
+    """
+    for topic in topics:
+        if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+            group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
+            creations.group(caller, group)
+            creations.topics.create_group_topic(topic, 1)
+        else:
+            creations.topic(caller, topic, AUTO_CREATE_TOPIC, queue_nums)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientChangeSends:
+    """Messages of clients that are stored together with a change of pending messages, or under a condition."""
+
+    engine: Engine
+    settings: BrokerServerSettings
+    creations: ClientCreations
+    access: AccessControl
+
+    def queued(self, caller: Caller, batches: Sequence[QueueBatch]) -> list[QueuedMessage]:
+        """Return the messages of a request with their queues, with the properties that the server adds.
+
+        Raises:
+            RefusedError: A topic or queue is missing or not writable.
+            MessageError: There are too many messages, or one is invalid.
+        """
+        topics, added = self.creations.topics, self.settings.added_properties()
+        create_topics(
+            self.creations, caller, {batch.topic for batch in batches}, self.settings.default_topic_queue_nums
+        )
+        found: list[QueuedMessage] = []
+        for topic, queue_id, view in batches:
+            self._check_count(topic, len(found) + count_batch(bytes(view), self.settings.max_batch_messages))
+            for message in decode_batch(bytes(view), topic):
+                checked = self.access.checked_origin(caller.account, message)
+                message = Message(topic, checked.body, {**checked.properties, **added}, checked.flag)
+                found.append((message, MessageQueue(topic, self.engine.name, topics.queue(topic, queue_id))))
+        return found
+
+    def _check_count(self, topic: str, count: int) -> None:
+        limit = self.settings.max_batch_messages
+        if count > limit:
+            raise MessageError(
+                f"a change has more than {limit} messages to store with it, the last ones for {topic!r}; send fewer, "
+                "or raise max-batch-messages"
+            )
 
 
 class ClientSendBack(NamedTuple):

@@ -12,6 +12,7 @@ from mqtemplate.errors import (
     DelayError,
     DestinationError,
     MessageError,
+    PendingKeyError,
     RemoteProtocolError,
     SelectorError,
     StoreError,
@@ -40,6 +41,7 @@ _CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
     # The first match counts, so a subclass stands before its base class.
     (DestinationError, ResponseCode.INVALID_PARAMETER),
     (NotRecallableError, ResponseCode.ILLEGAL_OPERATION),
+    (PendingKeyError, ResponseCode.ILLEGAL_OPERATION),
     (MessageError, ResponseCode.MESSAGE_ILLEGAL),
     (RemoteProtocolError, ResponseCode.INVALID_PARAMETER),
     (SelectorError, ResponseCode.SUBSCRIPTION_PARSE_FAILED),
