@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypedDict
 
-from mqtemplate.broker import DelayedMessages
+from mqtemplate.broker import DelayedMessages, QueuedMessage, refuse_then
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
@@ -169,13 +169,28 @@ class OurServer(DelayedMessages):
 
     # --- changes -------------------------------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
+        refuse_then(then, "this client")
         selected = self._named(handle, key, topic)
         return self._change("cancel", RequestCode.CANCEL_DELAYED_MESSAGE, CancelDelayedMessageRequestHeader, selected)
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
+        refuse_then(then, "this client")
         selected = self._named(handle, key, topic)
         header = partial(RescheduleDelayedMessageRequestHeader, deliver_time=deliver_ms)
         return self._change("reschedule", RequestCode.RESCHEDULE_DELAYED_MESSAGE, header, selected)
@@ -506,18 +521,33 @@ class RocketMQCluster(DelayedMessages):
 
     # --- changes -------------------------------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
         """See `DelayedMessages.cancel`.
 
         RocketMQ answers a recall before it has found the message. A message that is due within the next second may be
         delivered although the status is ``CANCELLED``.
         """
+        refuse_then(then, "RocketMQ")
         return total_change([self._cancel(state) for state in self._find(handle, key, topic)], _MOST_INFORMATIVE)
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; the class describes its steps."""
+        refuse_then(then, "RocketMQ")
         return total_change(
             [self._reschedule(state, deliver_ms) for state in self._find(handle, key, topic)], _MOST_INFORMATIVE
         )
