@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 __all__ = [
     "HalfMessage",
+    "PendingDecision",
+    "PendingOutcome",
     "PullResult",
     "PullStatus",
     "SendResult",
@@ -28,6 +30,34 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
+class PendingDecision(StrEnum):
+    """Decision of the broker about a message that has a pending key."""
+
+    STORED = "stored"
+    """Nothing was pending under the key; the message is stored."""
+    REPLACED = "replaced"
+    KEPT = "kept"
+    POSTPONED = "postponed"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOutcome:
+    """Outcome of a send with a pending key.
+
+    Attributes:
+        decision: Of a batch: ``REPLACED`` if one of its messages replaced another; else ``POSTPONED``, ``KEPT`` or
+            ``STORED``, the first of these that one of its messages has.
+        replaced: Handles of messages that were pending and are cancelled.
+        already_delivered: True if the last message under the key was delivered to its topic before this send.
+        each: Of a batch: the outcomes of its messages, in their order; None for one without a pending key.
+    """
+
+    decision: PendingDecision
+    replaced: tuple[str, ...] = ()
+    already_delivered: bool = False
+    each: tuple[PendingOutcome | None, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """Response of the broker to a send.
@@ -43,6 +73,8 @@ class SendResult:
         handle: Handle of a delayed message for `cancel` and `reschedule`. Of a batch: joined by commas.
         region_id: Region that the broker of a cluster reports; None if it reports none.
         trace_on: False: the broker switches off the trace of this message.
+        pending: Outcome of a send with a pending key; None without one. If a message that was pending is kept or
+            postponed, all ids and the handle are of that message.
     """
 
     send_status: SendStatus
@@ -54,6 +86,12 @@ class SendResult:
     handle: str | None = None
     region_id: str | None = None
     trace_on: bool = True
+    pending: PendingOutcome | None = None
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Handles of the pending messages that this one replaced; empty without a pending key."""
+        return () if self.pending is None else self.pending.replaced
 
 
 class TransactionState(Enum):

@@ -36,11 +36,13 @@ from mqtemplate.broker.parts import (
     MessageReader,
     MessageSends,
     PopConsumers,
+    QueuedMessage,
     ReceivedMessage,
     Registration,
     ReleaseCauses,
     Requests,
     Transactions,
+    refuse_then,
 )
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "PopConsumers",
     "QueueProgress",
     "QueueSpan",
+    "QueuedMessage",
     "ReceivedMessage",
     "Registration",
     "ReleaseCauses",
@@ -79,5 +82,6 @@ __all__ = [
     "TopicMessageType",
     "TopicSettings",
     "Transactions",
+    "refuse_then",
     "unknown_name",
 ]

@@ -48,6 +48,7 @@ class Capability(Enum):
     TIMER_CHANGE = "changes of messages with a timer"
     RECALL = "cancel messages with a timer, by handle only"
     PENDING = "queries for pending messages"
+    PENDING_KEYS = "at most one pending message for a key, and changes together with sends"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"
     TRANSACTION = "transactions"

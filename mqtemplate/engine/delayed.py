@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from mqtemplate.broker import QueuedMessage, refuse_then
 from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
@@ -16,9 +17,17 @@ from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import ConfigurationError, MessageError, StoreFormatError
+from mqtemplate.errors import ConfigurationError, MessageError, StoreFormatError, UnsupportedError
 from mqtemplate.event_log import get_logger
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
+from mqtemplate.pending import (
+    ConditionalSend,
+    PendingCounts,
+    PendingPage,
+    PendingQuery,
+    PendingState,
+    ScheduleChange,
+    ScheduleChangeStatus,
+)
 from mqtemplate.services import Service
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.files.store_files import StoreFiles
@@ -166,6 +175,7 @@ class LocalDelayedMessages:
         *,
         key: str | None = None,
         topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
         namespace: str | None = None,
     ) -> ScheduleChange:
         """See `DelayedMessages.cancel`.
@@ -174,6 +184,7 @@ class LocalDelayedMessages:
             namespace: With *key*: only messages for topics of this namespace of remote clients.
         """
         self._lifecycle.check()
+        refuse_then(then, "an embedded broker")
         return self.control.cancel(handle, key, topic, namespace)
 
     def reschedule(
@@ -183,11 +194,27 @@ class LocalDelayedMessages:
         *,
         key: str | None = None,
         topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
         namespace: str | None = None,
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; *namespace* as in `cancel`."""
         self._lifecycle.check()
+        refuse_then(then, "an embedded broker")
         return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
+
+    def send_if(
+        self,
+        messages: Sequence[QueuedMessage],
+        state: PendingState,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
+    ) -> ConditionalSend:
+        """See `DelayedMessages.send_if`; *namespace* as in `cancel`."""
+        self._lifecycle.check()
+        raise UnsupportedError("an embedded broker does not send under a condition")
 
     def recall(self, topic: str, handle_text: str) -> str:
         """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.

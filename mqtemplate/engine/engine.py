@@ -185,6 +185,7 @@ class Engine:
     def _capabilities(self) -> frozenset[Capability]:
         timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
         missing = set() if self.settings.timer_wheel_enable else timers
+        missing.add(Capability.PENDING_KEYS)
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing

@@ -35,7 +35,7 @@ from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import PRIORITY_PROPERTY, encode_properties
 from mqtemplate.record.record_arrays import UniformBatch
-from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
+from mqtemplate.results import HalfMessage, PendingOutcome, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, check_topic
 
@@ -48,6 +48,8 @@ class StoredSend(NamedTuple):
         topics: The topics of the records, whose readers are woken once it is durable.
         queue_offset: Queue offset of the first message.
         handle: Handles of the delayed messages; None without delayed messages.
+        pending: Outcome of a send with a pending key. If a message that was pending is kept or postponed, the ids and
+            the handle are of that message.
     """
 
     end: int
@@ -56,6 +58,7 @@ class StoredSend(NamedTuple):
     offset_msg_id: str
     queue_offset: int
     handle: str | None = None
+    pending: PendingOutcome | None = None
 
 
 class SentBackCopy(NamedTuple):

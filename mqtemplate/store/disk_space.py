@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from mqtemplate.broker import DiskSpace
+from mqtemplate.broker.broker import DiskSpace
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.metrics import MetricKind, Metrics, MetricSample

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
+from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel, QueuedMessage
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
 from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, SendCall, SendKind, SendPipeline
@@ -32,6 +32,7 @@ from mqtemplate.template.options import (
     QUEUE_OPTIONS,
     SEND_OPTIONS,
     MessageQueueSelector,
+    Send,
     SendOptions,
     hash_key_text,
     select_queue_by_hash,
@@ -523,6 +524,20 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 "nothing was sent"
             )
         return SendCall(kind, messages, queue, left_ms, self.broker.clock)
+
+    def _queued(self, sends: Sequence[Send]) -> list[QueuedMessage]:
+        found: list[QueuedMessage] = []
+        for each in sends:
+            if not isinstance(each, Send):
+                raise MessageError(f"the messages must be Send objects, got {type(each).__name__} {shown(each)}")
+            if isinstance(each.payload, list):
+                raise MessageError("a Send here is one message, got a list; give one Send for each item")
+            extras = read_options(each.delay_level, each.options, self._now_ms)
+            if Property.PENDING_KEY in extras.properties:
+                raise MessageError("a Send that is stored together with a change has no pending_key; remove it")
+            message = self._messages.one(each.destination, each.payload, extras)
+            found.append((message, self._selected_queue([message], each.options)))
+        return found
 
     def _selected_queue(self, messages: Sequence[Message], options: SendOptions) -> MessageQueue | None:
         """Return the queue that the caller chose; None if the broker selects it. A key may select another one later."""

@@ -151,9 +151,9 @@ class MessageEncoder:
             )
         if Property.PENDING_KEY in message.properties:
             raise UnsupportedError(
-                f"pending_key={message.properties[Property.PENDING_KEY]!r} of a message for {message.topic!r}: RocketMQ's "
-                "gRPC protocol does not carry it, nor the answer what became of the pending message; use an embedded "
-                "broker, or rocketmq.name-server with a server of this library"
+                f"pending_key={message.properties[Property.PENDING_KEY]!r} of a message for {message.topic!r}: "
+                "RocketMQ's gRPC protocol does not carry it, nor the answer what became of the pending message; use an "
+                "embedded broker, or rocketmq.name-server with a server of this library"
             )
         if not _OTHERS.isdisjoint(message.properties):
             name = min(_OTHERS & message.properties.keys())
