@@ -139,7 +139,7 @@ def _print_results(call: CommandCall, results: list[SendResult]) -> None:
     queue = ("message_queue.topic", "message_queue.broker_name", "message_queue.queue_id")
     names = ("send_status", "msg_id", "offset_msg_id", *queue, "queue_offset", "handle")
     records = [{**record_of(each, *names), **_pending_fields(each)} for each in results]
-    columns: Columns = {
+    columns: dict[str, str | Callable[[Any], object]] = {
         "STATUS": "send_status",
         "ID": "msg_id",
         "TOPIC": "topic",
