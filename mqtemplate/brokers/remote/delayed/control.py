@@ -320,7 +320,7 @@ class RocketMQCluster(DelayedMessages):
         queue = MessageQueue(topic, record.broker_name, parse_number(record.properties.get(Property.REAL_QID)) or 0)
         is_writable = queue in self._context.routes.publish_route(topic).write_queues
         message = Message(topic, record.body, properties, record.flag)
-        return self._producer.send(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle
+        return self._producer.send_as_it_is(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle
 
 
 def _is_for(record: MessageExt, wire_topic: str | None) -> bool:
@@ -431,9 +431,8 @@ class PendingKeySends:
         properties[Property.KEYS] = KEY_SEPARATOR.join([*split_keys(properties.get(Property.KEYS)), text])
         properties[Property.UNIQ_KEY] = properties.get(Property.UNIQ_KEY) or create_unique_id()
         properties.setdefault(Property.PENDING_SINCE, str(self._context.clock.now_ms()))
-        request = self._producer.factory.single(Message(message.topic, message.body, properties, message.flag))
-        request.needs = None  # these brokers do not decide about the key, this client does
-        result = self._producer.deliver(request, queue, timeout_ms)
+        sent = Message(message.topic, message.body, properties, message.flag)
+        result = self._producer.send_as_it_is(sent, queue, timeout_ms)
         self._remember(text, result.msg_id)
         return result
 

@@ -113,6 +113,12 @@ class Producer:
         accumulator.add(message, outcome)
         return outcome.get()
 
+    def send_as_it_is(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """Send a message to brokers that do not decide about its pending key, and look up no other one."""
+        request = self.factory.single(message)
+        request.needs, request.pending_keys = None, frozenset()
+        return self.deliver(request, queue, timeout_ms)
+
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
