@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.broker import QueuedMessage, refuse_then
+from mqtemplate.broker import QueuedMessage
 from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
-from mqtemplate.delay.recall_handle import decode_handle
+from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.schedule_message_service import ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import ConfigurationError, MessageError, StoreFormatError, UnsupportedError
+from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.errors import ConfigurationError, MessageError, SendError, StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
+from mqtemplate.message import MessageQueue, offset_msg_id
 from mqtemplate.pending import (
     ConditionalSend,
     PendingCounts,
@@ -28,6 +33,9 @@ from mqtemplate.pending import (
     ScheduleChange,
     ScheduleChangeStatus,
 )
+from mqtemplate.record.appends import PutBatch, PutResult
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.services import Service
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.files.store_files import StoreFiles
@@ -107,6 +115,14 @@ class NotRecallableError(MessageError):
     """A message cannot be recalled: the handle is for another broker or topic, or the message was delivered already."""
 
 
+class _QueuedDraft(NamedTuple):
+    """The record of a message that is stored together with a change."""
+
+    draft: RecordDraft
+    msg_id: str
+    queue: MessageQueue
+
+
 class LocalDelayedMessages:
     """The delayed messages of one broker: those with a level, and timers.
 
@@ -125,8 +141,11 @@ class LocalDelayedMessages:
         settings: EmbeddedSettings,
         topic_names: Callable[[], Sequence[str]],
         lifecycle: EngineLifecycle,
+        routes: TopicRoutes,
+        drafts: DraftMaker,
     ) -> None:
         self._lifecycle = lifecycle
+        self._store, self._routes, self._drafts, self._host = store, routes, drafts, settings.listen_host
         self._broker_name = settings.broker_name
         limits = settings.timer_limits()
         self.release_causes = causes = LatenessCauses(store.metrics)
@@ -184,7 +203,8 @@ class LocalDelayedMessages:
             namespace: With *key*: only messages for topics of this namespace of remote clients.
         """
         self._lifecycle.check()
-        refuse_then(then, "an embedded broker")
+        if then:
+            return self._change_together(handle, key, topic, namespace, then, None)
         return self.control.cancel(handle, key, topic, namespace)
 
     def reschedule(
@@ -199,8 +219,26 @@ class LocalDelayedMessages:
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; *namespace* as in `cancel`."""
         self._lifecycle.check()
-        refuse_then(then, "an embedded broker")
+        if then:
+            return self._change_together(handle, key, topic, namespace, then, deliver_ms)
         return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
+
+    def _change_together(
+        self,
+        handle: str | None,
+        key: str | None,
+        topic: str | None,
+        namespace: str | None,
+        then: Sequence[QueuedMessage],
+        deliver_ms: int | None,
+    ) -> ScheduleChange:
+        made = self._made(then)
+        drafts = [each.draft for each in made]
+        try:
+            change, puts = self.control.change_together(handle, key, topic, namespace, drafts, deliver_ms)
+        except StoreError as exc:
+            raise SendError(f"nothing was changed or stored: {exc}") from exc
+        return change if puts is None else replace(change, sent=self._results(made, puts))
 
     def send_if(
         self,
@@ -214,7 +252,47 @@ class LocalDelayedMessages:
     ) -> ConditionalSend:
         """See `DelayedMessages.send_if`; *namespace* as in `cancel`."""
         self._lifecycle.check()
-        raise UnsupportedError("an embedded broker does not send under a condition")
+        made = self._made(messages)
+        drafts = [each.draft for each in made]
+        try:
+            found, puts = self.control.put_if(drafts, state, handle, key, topic, namespace)
+        except StoreError as exc:
+            raise SendError(f"not stored: {exc}") from exc
+        return ConditionalSend(found, () if puts is None else self._results(made, puts))
+
+    def _made(self, messages: Sequence[QueuedMessage]) -> list[_QueuedDraft]:
+        """Return the records of messages that are stored together with a change."""
+        made = []
+        for message, queue in messages:
+            target = self._routes.select(message.topic, queue)
+            draft, msg_id = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
+            if draft.pending is not None:
+                raise MessageError(
+                    f"the message for {message.topic!r} has the pending key {draft.pending.key!r}; a message that is "
+                    "stored together with a change cannot have one, remove it"
+                )
+            if draft.topic != message.topic:
+                self._store.prepare(message.topic, target.queue_id)
+            made.append(_QueuedDraft(draft, msg_id, target))
+        return made
+
+    def _results(self, made: Sequence[_QueuedDraft], puts: PutBatch) -> tuple[SendResult, ...]:
+        is_safe = not self._store.is_sync or self._store.group_commit.flushed >= puts.end
+        return tuple(
+            SendResult(
+                SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
+                msg_id,
+                offset_msg_id(self._host, put.physical_offset),
+                target,
+                put.queue_offset,
+                handle=None if draft.topic == target.topic else self._handle(draft, put, target.topic),
+            )
+            for (draft, msg_id, target), put in zip(made, puts, strict=False)
+        )
+
+    def _handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str:
+        due_ms = put.store_timestamp + draft.delay_ms
+        return handle_of(topic, self._broker_name, draft.properties, due_ms, put.physical_offset)
 
     def recall(self, topic: str, handle_text: str) -> str:
         """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.

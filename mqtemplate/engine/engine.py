@@ -134,10 +134,13 @@ class Engine:
         self.reader = Reader(store, self.queues, self.finder, lifecycle)
         committed = CommittedOffsets(store, settings.flush_consumer_offset_interval_ms)
         self.offsets = committed.clustering
-        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle)
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
-        self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
-        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
+        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle, self.routes, self.drafts)
+        pending_keys = self.delayed.control.pending_keys
+        self.transactions = TransactionService(
+            store, self.topics, self.offsets, self.drafts, settings, lifecycle, pending_keys
+        )
+        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, pending_keys, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
@@ -185,7 +188,6 @@ class Engine:
     def _capabilities(self) -> frozenset[Capability]:
         timers = {Capability.TIMER, Capability.TIMER_CHANGE, Capability.RETRY_DELAY}
         missing = set() if self.settings.timer_wheel_enable else timers
-        missing.add(Capability.PENDING_KEYS)
         if self.path is None:
             missing.add(Capability.LOCAL_FILES)
         return frozenset(Capability) - missing

@@ -14,6 +14,7 @@ from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
 from mqtemplate.broker import CheckTransaction, Registration
+from mqtemplate.delay.pending_keys import PendingKeys
 from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, TransactionChecker
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.half_messages import (
@@ -33,6 +34,7 @@ from mqtemplate.errors import (
     CorruptRecordError,
     DeletedRecordError,
     MessageError,
+    PendingKeyError,
     SendError,
     SendTimeoutError,
     StoreError,
@@ -86,6 +88,7 @@ class TransactionService:
 
     Args:
         drafts: Creates the committed message; its delay counts from the commit.
+        pending_keys: Stores a committed message that has a pending key.
 
     Attributes:
         local_checkers: The checkers of this process.
@@ -101,8 +104,10 @@ class TransactionService:
         drafts: DraftMaker,
         settings: EmbeddedSettings,
         lifecycle: EngineLifecycle,
+        pending_keys: PendingKeys,
     ) -> None:
         self._store = store
+        self._pending_keys = pending_keys
         self._topics = topics
         self._offsets = offsets
         self._drafts = drafts
@@ -302,7 +307,26 @@ class TransactionService:
         real_topic, real_queue = _destination(record)
         if draft.topic != real_topic:
             self._store.prepare(real_topic, real_queue)  # creates its file now, so that the delivery need not wait
+        if draft.pending is not None:
+            return self._end_keyed(half, draft, real_topic)
         return TransactionEnd(self._replace(half, draft)[-1].end, (draft.topic,))
+
+    def _end_keyed(self, half: OpenTransaction, draft: RecordDraft, topic: str) -> TransactionEnd:
+        """Commit a message with a pending key: its rule decides now. With ``refuse`` the transaction just ends."""
+
+        def op_before(successor: RecordDraft | None) -> RecordDraft:
+            return op_draft(half.queue_offset, successor, self._store.clock.now_ms())
+
+        msg_id = find_property(draft.properties, UNIQ_KEY) or ""
+        try:
+            keyed, puts = self._pending_keys.put([(draft, msg_id)], topic, op_before)
+        except PendingKeyError as exc:
+            self._peer_log.log(WARNING, "transaction.refused", topic=topic, msg_id=msg_id, reason=str(exc))
+            return TransactionEnd(self._replace(half, None)[-1].end, ())
+        assert puts is not None  # the op message
+        self._note_end(half.queue_offset, puts[0])
+        self._open.remove(half)
+        return TransactionEnd(keyed.end, keyed.topics)
 
     def _replace(self, half: OpenTransaction, successor: RecordDraft | None) -> Sequence[PutResult]:
         """End a transaction by one append: its op message and *successor*. The caller holds the lock."""
@@ -316,10 +340,13 @@ class TransactionService:
         now_ms = self._store.clock.now_ms()
         op = op_draft(half_offset, successor, now_ms)
         puts = self._store.put(Drafts([op] if successor is None else [op, successor]))
-        self._ops.add(puts[0].queue_offset, half_offset)
+        self._note_end(half_offset, puts[0])
+        return puts
+
+    def _note_end(self, half_offset: int, op: PutResult) -> None:
+        self._ops.add(op.queue_offset, half_offset)
         if self._progress_due_ms is None:
             self._progress_due_ms = self._store.clock.steady_ms() + _PROGRESS_MS
-        return puts
 
     # --- requests of this process --------------------------------------------------------------
 

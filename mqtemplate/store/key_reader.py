@@ -35,7 +35,16 @@ from mqtemplate.record.layout import (
     SysFlag,
     read_size_and_magic,
 )
-from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
+from mqtemplate.record.properties import (
+    KEYS,
+    PENDING_KEY,
+    PROPERTY_SEPARATOR,
+    REAL_TOPIC,
+    TAGS,
+    UNIQ_KEY,
+    find_property,
+    value_spans,
+)
 from mqtemplate.store.commit_log import LogReader, is_blank, whole_record_at
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
@@ -51,7 +60,8 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     """Return the keys under which a record is indexed, with repetitions, in RocketMQ's order.
 
     These are its message id, each word of its business keys, and its tags as ``T#tags``.
-    Source: RocketMQ ``IndexService.buildIndex`` (5.5.0).
+    Source: RocketMQ ``IndexService.buildIndex`` (5.5.0). A delayed message also has its pending key, see
+    `pending_key_text`.
     """
     keys = []
     prefix = topic + "#"
@@ -60,7 +70,17 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     keys += [prefix + key for key in split_keys(find_property(properties, KEYS))]
     if tags := find_property(properties, TAGS):
         keys.append(f"{prefix}T#{tags}")
+    if (pending := find_property(properties, PENDING_KEY)) and (topic := find_property(properties, REAL_TOPIC) or ""):
+        keys.append(prefix + pending_key_text(topic, pending))
     return keys
+
+
+def pending_key_text(topic: str, key: str) -> str:
+    """Return the key under which a message for *topic* with a pending key is indexed, in whatever topic it is stored.
+
+    No business key has a blank.
+    """
+    return f"P {topic}{key}"
 
 
 def hash_keys(topics: Sequence[str], properties: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -152,8 +172,8 @@ class PropertiesShape:
         for columns in values.values():
             self._lowest[columns], self._range[columns] = _LAST_SEPARATOR + 1, 0xFF - _LAST_SEPARATOR - 1
         self._keys = list(_key_columns(first, values))
-        for _, columns in self._keys:
-            self._range[columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
+        for _, key_columns in self._keys:
+            self._range[key_columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
         self._words = values.get(KEYS, slice(0, 0))
         self._blanks = np.frombuffer(first[self._words], np.uint8) == ord(" ")
 
@@ -176,7 +196,7 @@ class PropertiesShape:
         return hashes
 
 
-def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice]]:
+def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice | NDArray[np.intp]]]:
     """Yield what is between topic and value in each key, and the columns of the value, in the order of `keys_of`."""
     if unique := values.get(UNIQ_KEY):
         yield "#", unique
@@ -188,6 +208,8 @@ def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tupl
             at += len(word) + 1
     if tags := values.get(TAGS):
         yield "#T#", tags
+    if (pending := values.get(PENDING_KEY)) and (topic := values.get(REAL_TOPIC)):
+        yield "#P ", np.r_[topic, pending]
 
 
 # --- hashes -----------------------------------------------------------------------------------------

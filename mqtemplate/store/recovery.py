@@ -314,6 +314,8 @@ class Recovery:
         self._rebuild = rebuild
         self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
         self._followers = followers
+        self._append_start: int | None = None
+        self._held: list[StoredRecord] = []  # records to replay of an append whose last record is not read yet
         self._checkpoint = 0
         self._was_clean = self._lost_power = self._was_cut = self._is_growing = False
         self._last_ms = 0  # store timestamp, of the last record that was read
@@ -349,6 +351,9 @@ class Recovery:
             replay_from = self._rebuild.rebuilt_from
             is_cut = self._read(replay_from)
         end = self._scan.end
+        if self._append_start is not None:
+            self._log_cut(self._append_start, "the last record of an append is missing")
+            end, is_cut = self._append_start, True
         if is_cut or not was_clean:
             for queue in list(self._rebuild.queues.values()):
                 queue.truncate(queue.end_before(end))
@@ -388,6 +393,7 @@ class Recovery:
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._rebuild.start(start)
         self._last_ms = 0
+        self._forget_append()
         while True:
             reason = ""
             try:
@@ -398,6 +404,9 @@ class Recovery:
             following = self._judge(self._scan.end, reason)
             if following is None:
                 return bool(reason) or self._was_cut
+            for record in self._held:
+                self._replay(record)
+            self._forget_append()
             start = following
 
     def _process(self, batch: RecordBatch, replay_from: int) -> None:
@@ -407,7 +416,31 @@ class Recovery:
         if self._followers:
             for row in _replayed_rows(batch).tolist():
                 if batch.physical_offset[row] >= replay_from:
-                    self._replay(batch.record(row))
+                    self._replay_in_append(batch.record(row))
+        self._note_append(batch)
+
+    def _note_append(self, batch: RecordBatch) -> None:
+        """Note the start of an append whose last record is not read yet."""
+        is_continued = batch.sys_flag & SysFlag.CONTINUED != 0
+        if self._append_start is None and not is_continued.any():
+            return
+        lasts = np.flatnonzero(~is_continued)
+        first = int(lasts[-1]) + 1 if len(lasts) else 0
+        if first == len(is_continued):
+            self._append_start = None
+        elif len(lasts) or self._append_start is None:
+            self._append_start = int(batch.physical_offset[first])
+
+    def _replay_in_append(self, record: StoredRecord) -> None:
+        """Replay a record once its append is complete. The last record of such an append is always one to replay."""
+        self._held.append(record)
+        if not record.sys_flag & SysFlag.CONTINUED:
+            for each in self._held:
+                self._replay(each)
+            self._held = []
+
+    def _forget_append(self) -> None:
+        self._append_start, self._held = None, []
 
     def _replay(self, record: StoredRecord) -> None:
         """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""

@@ -115,7 +115,12 @@ class SendProcessor:
             return
         pending = None if stored.pending is None else encode_outcome(stored.pending, stored.msg_id)
         header = self.responses.header(
-            stored.offset_msg_id, queue_id, stored.queue_offset, _unique_id(send, stored), stored.handle, pending
+            stored.offset_msg_id,
+            queue_id if stored.queue_id is None else stored.queue_id,
+            stored.queue_offset,
+            _unique_id(send, stored),
+            stored.handle,
+            pending,
         )
         failure = ResponseCode.FLUSH_DISK_TIMEOUT
         reply_when_durable(self.store, connection, request, stored.end, stored.topics, header, failure)
