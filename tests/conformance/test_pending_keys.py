@@ -87,7 +87,7 @@ def test_a_level_has_no_pending_key(rocketmq: RemoteBroker) -> None:
 
     with pytest.raises(UnsupportedError, match="recalls only messages with a timer; pass delay= or deliver_at="):
         template.sync_send("reminders", "a", delay_level=3, pending_key="cart-4")
-    with pytest.raises(UnsupportedError, match="here send it with sync_send or async_send"):
+    with pytest.raises(UnsupportedError, match="send one message at a time, with sync_send or async_send"):
         template.send_one_way("reminders", "a", delay="10m", pending_key="cart-4")
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from mqtemplate.broker import Capability, DelayedMessages, QueuedMessage, refuse_then
+from mqtemplate.broker import DelayedMessages, QueuedMessage, refuse_then
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.delayed.backlog import (
@@ -375,7 +375,7 @@ class PendingKeySends:
         masters = self._producer.route(message.topic).masters()
         instance = self._context.instance
         instance.register_at(masters)
-        if any(Capability.PENDING_KEYS in instance.announced.get(address, ()) for address in masters):
+        if any(instance.announced.get(address) for address in masters):  # a server of this library
             return None
         self._check(message)
         if instance.remoting.loop.is_current_thread:

@@ -50,8 +50,8 @@ _STATUS = {
 _WITHOUT = {
     Capability.BATCH_DELAY: "send the messages one by one",
     Capability.TRANSACTION_DELAY: "send it without a delay",
-    Capability.PENDING_KEYS: "in a batch, in a transaction or one way a pending_key needs an embedded broker or a "
-    "server of this library; here send it with sync_send or async_send",
+    Capability.PENDING_KEYS: "use an embedded broker, or a server of this library that is up to date and has "
+    "recall-message-enable; to a broker of RocketMQ 5.3 send one message at a time, with sync_send or async_send",
 }
 _SHORTEST_TRY_MS = 500
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
