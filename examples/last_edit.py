@@ -58,10 +58,10 @@ def main() -> None:
         harness.advance("5m")
 
         carts.edited("cart-bob", 1)
-        for _ in range(12):
+        for _ in range(11):
             harness.advance("10m")
             carts.viewed("cart-bob")
-        harness.advance("1m")
+        harness.advance("11m")
 
         carts.edited("cart-cleo", 5)
         print("paid in time:", carts.paid("cart-cleo"), flush=True)
