@@ -8,6 +8,7 @@ from enum import Enum, StrEnum
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 __all__ = [
+    "DiskSpace",
     "HalfMessage",
     "PendingDecision",
     "PendingOutcome",
@@ -168,3 +169,29 @@ class PullResult:
     min_offset: int
     max_offset: int
     messages: list[MessageExt]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Space of the disk of a store directory, as ``df`` counts it.
+
+    Attributes:
+        used_bytes: All files of the file system, those of other programs too.
+        free_bytes: Space that this user can take.
+        store_bytes: Disk space of the commit log and the consume queues.
+        limit_free_bytes: Free space below which unread messages are deleted or new messages refused.
+        full_in_ms: Time until then at the rate of the last minutes; None if the disk does not fill.
+        is_roomy: True while 16 more commit log files fit: a nearly full disk of a terabyte has space for months.
+    """
+
+    used_bytes: int
+    free_bytes: int
+    store_bytes: int
+    limit_free_bytes: int
+    full_in_ms: int | None
+    is_roomy: bool
+
+    @property
+    def used_ratio(self) -> float:
+        """Used part, 0 to 1."""
+        return self.used_bytes / max(self.used_bytes + self.free_bytes, 1)

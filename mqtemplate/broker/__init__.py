@@ -20,7 +20,6 @@ from mqtemplate.broker.broker import (
     Broker,
     Capability,
     CopyHealth,
-    DiskSpace,
     RetentionHold,
     StoreHealth,
     TopicMessageType,
@@ -44,6 +43,7 @@ from mqtemplate.broker.parts import (
     Transactions,
     refuse_then,
 )
+from mqtemplate.results import DiskSpace
 
 __all__ = [
     "MAX_IN_FLIGHT_SHOWN",

@@ -21,7 +21,6 @@ from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
 from mqtemplate.delay.pending_keys import PendingKeys, PendingRecord, put_together
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
-from mqtemplate.delay.schedule_message_service import ClockCorrection
 from mqtemplate.errors import StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
@@ -104,7 +103,6 @@ class DelayController:
         delay_stores: The two delay services.
 
     Attributes:
-        clock_correction: Service that releases messages which a clock that was ahead would keep.
         pending_keys: Stores messages with pending keys.
     """
 
@@ -118,7 +116,6 @@ class DelayController:
         self._broker_name = broker_name
         self._cancelled = store.metrics.counter("delay.cancelled")
         self._rescheduled = store.metrics.counter("delay.rescheduled")
-        self.clock_correction = ClockCorrection(store, delay_stores, self._release_now)
         self.pending_keys = PendingKeys(store, self._delay_stores, self, broker_name)
 
     # --- by handle or key ----------------------------------------------------------------------
@@ -280,7 +277,8 @@ class DelayController:
     def _is_stored(self, topic: str, key: str) -> bool:
         return any(has_key(record, key) for record in self._lookup.by_key(topic, key))
 
-    def _release_now(self, records: Sequence[StoredRecord]) -> None:
+    def release_now(self, records: Sequence[StoredRecord]) -> None:
+        """Release those of *records* that are still pending."""
         now_ms = self._store.clock.now_ms()
         self._apply(records, _Change(ScheduleChangeStatus.RESCHEDULED, now_ms))
 

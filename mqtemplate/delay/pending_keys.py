@@ -93,7 +93,7 @@ class KeyedPut(NamedTuple):
     topics: tuple[str, ...]
 
 
-class _Plan:
+class _KeyedAppend:
     """The records of one append, and how to read the results from it."""
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class PendingKeys:
             PendingKeyError: A message is pending under one of the keys, and must not be replaced. Nothing was stored.
         """
         with self.locked():
-            plan = _Plan()
+            plan = _KeyedAppend()
             for draft, msg_id in drafts:
                 self._decide(plan, draft, msg_id, topic)
             records = [*plan.news, *plan.markers]
@@ -201,7 +201,7 @@ class PendingKeys:
         end = self._store.end_offset if puts is None else puts.end
         return KeyedPut(sends, end, tuple({each.topic for each in records})), puts
 
-    def _decide(self, plan: _Plan, draft: RecordDraft, msg_id: str, topic: str) -> None:
+    def _decide(self, plan: _KeyedAppend, draft: RecordDraft, msg_id: str, topic: str) -> None:
         request = draft.pending
         if request is None:
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, None))
@@ -237,7 +237,7 @@ class PendingKeys:
                 first.entry.due_ms,
             )
 
-    def _postpone(self, plan: _Plan, pending: PendingRecord, deliver_ms: int, request: PendingRequest) -> None:
+    def _postpone(self, plan: _KeyedAppend, pending: PendingRecord, deliver_ms: int, request: PendingRequest) -> None:
         record = pending.record
         if request.no_later_ms is not None:
             since = find_property(record.properties_bytes, PENDING_SINCE)

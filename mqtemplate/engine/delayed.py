@@ -14,7 +14,7 @@ from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
-from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.schedule_message_service import ClockCorrection, ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.engine.drafts import DraftMaker
@@ -163,6 +163,7 @@ class LocalDelayedMessages:
         self.followers: list[LogFollower] = [self._schedule, self.timers]
         delay_stores: list[DelayStore] = [self._schedule, self.timers]
         self.control = DelayController(store, delay_stores, limits, settings.broker_name)
+        self._clock_correction = ClockCorrection(store, delay_stores, self.control.release_now)
         self._pending = PendingView(store, delay_stores, topic_names, settings.broker_name)
         store.cleaning.on_cleaned.append(self.timers.delete_before)
 
@@ -175,7 +176,7 @@ class LocalDelayedMessages:
 
     def services(self) -> list[Service]:
         """Return the services that release messages."""
-        return [self._schedule, self.timers, self.control.clock_correction]
+        return [self._schedule, self.timers, self._clock_correction]
 
     # --- changes and queries -------------------------------------------------------------------
 

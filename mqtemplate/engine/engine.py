@@ -109,8 +109,8 @@ class Engine:
         self._store_files: StoreFiles = store_files or (
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
-        place = "in memory" if self.path is None else f"store directory {self.path}"
-        self.lifecycle = lifecycle = EngineLifecycle(name, place)
+        where = "in memory" if self.path is None else f"store directory {self.path}"
+        self.lifecycle = lifecycle = EngineLifecycle(name, where)
         self._threads: dict[str, ServiceThread] = {}
         self._hand_over: LocalHandOver | None = None
         self._remote: ConnectedClients | None = None
@@ -136,11 +136,9 @@ class Engine:
         self.offsets = committed.clustering
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
         self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle, self.routes, self.drafts)
-        pending_keys = self.delayed.control.pending_keys
-        self.transactions = TransactionService(
-            store, self.topics, self.offsets, self.drafts, settings, lifecycle, pending_keys
-        )
-        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, pending_keys, name, host)
+        keys = self.delayed.control.pending_keys
+        self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle, keys)
+        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, keys, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
@@ -149,10 +147,9 @@ class Engine:
             store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
         )
         self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
-        self._figures = FiguresRing(store, self.offsets, self.delayed)
+        self._figures = FiguresRing(store, self.offsets, self.delayed.waiting_count)
         self.requests = LocalRequests(
-            UnansweredRequests("broker.requests", clock, store.metrics),
-            *(name, host, clock),
+            *(UnansweredRequests("broker.requests", clock, store.metrics), name, host, clock),
             lambda message, queue: self.sends.send_async([message], queue),
             lifecycle.check,
         )
