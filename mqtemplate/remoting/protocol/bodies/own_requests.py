@@ -95,7 +95,7 @@ class RescheduleDelayedMessageRequestHeader(CancelDelayedMessageRequestHeader):
 
 
 class ChangeAction(StrEnum):
-    """What a request to change and to send does first."""
+    """First part of a request to change and to send."""
 
     CANCEL = "CANCEL"
     RESCHEDULE = "RESCHEDULE"
