@@ -1,12 +1,13 @@
 """A reminder fifteen minutes after the last edit of a cart, at most two hours after the first; none once it is paid.
 
-``python -m examples.last_edit`` shows an evening of three customers at once, on a virtual clock.
+``mqtemplate run examples.last_edit:app``
 """
 
 from __future__ import annotations
 
-from mqtemplate import MQApplication, RocketMQTemplate, Send, VirtualClock, message_listener, service
-from mqtemplate.testing import Harness
+from typing import Any
+
+from mqtemplate import MQApplication, RocketMQTemplate, Send, message_listener, service
 
 
 @service
@@ -46,27 +47,13 @@ def mail(text: str) -> None:
     print("mail:", text, flush=True)
 
 
-def main() -> None:
-    """Show what happens to three carts."""
-    settings = {"rocketmq.name-server": "embedded:memory"}
-    with MQApplication(mail, Carts, settings=settings, clock=VirtualClock()) as app:
-        carts, harness = app.get(Carts), Harness(app)
-        for books in (1, 2, 3):
-            carts.edited("cart-ada", books)
-            harness.advance("10m")
-        print("30 minutes, no mail yet", flush=True)
-        harness.advance("5m")
+def create_app(**options: Any) -> MQApplication:
+    """Return the application.
 
-        carts.edited("cart-bob", 1)
-        for _ in range(11):
-            harness.advance("10m")
-            carts.viewed("cart-bob")
-        harness.advance("11m")
-
-        carts.edited("cart-cleo", 5)
-        print("paid in time:", carts.paid("cart-cleo"), flush=True)
-        harness.advance("1h")
+    Args:
+        options: Of `MQApplication`: the broker is in memory unless ``settings`` say otherwise.
+    """
+    return MQApplication(mail, Carts, **{"settings": {"rocketmq.name-server": "embedded:memory"}, **options})
 
 
-if __name__ == "__main__":
-    main()
+app = create_app()

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, LatenessCauses
 from mqtemplate.delay.level_queue import DueUnits, LevelQueue
 from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
 from mqtemplate.delay.replay import LevelReplay

@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mqtemplate.broker import QueuedMessage
-from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.control import DelayController
-from mqtemplate.delay.delay_store import DelayStore
+from mqtemplate.delay.delay_store import DelayStore, LatenessCauses
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.schedule_message_service import ClockCorrection, ScheduleMessageService

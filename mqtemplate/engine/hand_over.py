@@ -17,6 +17,9 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from secrets import token_hex
+from typing import Protocol
+
+import numpy as np
 
 from mqtemplate.broker.hand_over import (
     HandOverCounts,
@@ -28,8 +31,8 @@ from mqtemplate.broker.hand_over import (
     TransitEnd,
     TransitMessage,
 )
+from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import is_marker
-from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder
@@ -80,6 +83,20 @@ _FIRST_LEASE_MS = 15_000
 """After a start, the owner of the lock before the start may still be at work for this long."""
 
 
+class MovableMessages(Protocol):
+    """The delayed messages of an engine, as a hand-over moves them; `LocalDelayedMessages` are these."""
+
+    @property
+    def control(self) -> DelayController:
+        """Reserves messages for a transit, and settles it."""
+
+    def waiting_count(self) -> int:
+        """Return the number of pending messages."""
+
+    def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> np.ndarray:
+        """Return where the records of pending messages are."""
+
+
 class LocalHandOver:
     """The part of an engine in a hand-over. Implements `mqtemplate.broker.hand_over.OldBroker`."""
 
@@ -88,7 +105,7 @@ class LocalHandOver:
         store: MessageStore,
         topics: TopicTable,
         offsets: ConsumerOffsets,
-        delayed: LocalDelayedMessages,
+        delayed: MovableMessages,
         transactions: TransactionService,
         finder: MessageFinder,
         lifecycle: EngineLifecycle,
