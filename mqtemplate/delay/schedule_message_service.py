@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, LatenessCauses
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore
 from mqtemplate.delay.level_queue import DueUnits, LevelQueue
-from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, LatenessCauses, PendingEntry, PendingPiece
 from mqtemplate.delay.replay import LevelReplay
 from mqtemplate.delay.settings import slot_of
 from mqtemplate.errors import CorruptRecordError, StoreFormatError, StoreFullError

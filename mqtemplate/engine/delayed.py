@@ -10,8 +10,9 @@ import numpy as np
 
 from mqtemplate.broker import QueuedMessage
 from mqtemplate.delay.control import DelayController
-from mqtemplate.delay.delay_store import DelayStore, LatenessCauses
+from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
+from mqtemplate.delay.pending_rows import LatenessCauses
 from mqtemplate.delay.recall_handle import decode_handle, handle_of
 from mqtemplate.delay.schedule_message_service import ClockCorrection, ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings

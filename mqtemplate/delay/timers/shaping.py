@@ -9,8 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import LatenessCauses
-from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord
+from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord, LatenessCauses
 from mqtemplate.delay.settings import HEAD_START_MS, TopicShape
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash

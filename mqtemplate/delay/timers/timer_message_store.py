@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, LatenessCauses, count_copies
-from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
+from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, count_copies
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, LatenessCauses, PendingEntry, PendingPiece
 from mqtemplate.delay.replay import TimerReplay
 from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
