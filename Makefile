@@ -143,7 +143,7 @@ build/spark-%/.ready: $(LOCKS)/build.txt $(LOCKS)/develop.txt $(LOCKS)/spark-%.t
 
 .PHONY: test-spark
 test-spark: build/spark-$(VERSION)/.ready ## Run the tests of versions of Spark, with VERSION=4.0, 4.1 or 4.2
-	@$(<D)/bin/python -m pytest tests/spark/test_versions.py
+	@$(<D)/bin/python -m pytest tests/spark/test_versions.py tests/spark/sink/test_exactly_once.py
 
 grpc-clients: setup ## RocketMQ's gRPC clients against our server and RocketMQ's proxy; writes docs/compare/grpc-clients.md
 	@REAL_ROCKETMQ=1 $(VENV)/bin/pytest tests/conformance/grpc_clients

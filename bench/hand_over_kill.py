@@ -233,6 +233,11 @@ class KilledProcess:
         line = self._process.stdout.readline()
         assert self._line in line, f"{self._command}: {line!r}, {self._log.read_text()[-2_000:]}"
 
+    @property
+    def pid(self) -> int:
+        """Process ID."""
+        return self._process.pid
+
     def kill(self) -> None:
         self._process.kill()
         self._process.communicate()

@@ -212,13 +212,14 @@ def first_count(spark: SparkSession, store: str) -> None:
 def read_from_our_server(spark: SparkSession, folder: Path, body_size: int, count: int) -> None:
     """Print the rates of blocks and of pulls from our server, in a process of its own."""
     from mqtemplate.spark.location.cluster import ClusterBlocks
+    from mqtemplate.spark.location.location import BrokerLocation
     from tests.conformance.servers import BrokerProcess
 
     with BrokerProcess(folder, flush_disk_type=FlushDiskType.ASYNC_FLUSH) as server:
         _fill_remotely(server.address, body_size, count)
         wall = measured(lambda: source(spark, nameServer=server.address), count, 3).wall
         report("our server, Spark, 6 columns, by blocks", count / wall, "/s", ">= 300,000")
-        place = ClusterBlocks((server.address,), pulls=True)
+        place = ClusterBlocks(BrokerLocation(name_servers=(server.address,)), pulls=True)
         report("our server, one task without Spark, by pulls", raw_rate(place), "/s", ">= 70,000")
 
 
@@ -227,6 +228,7 @@ def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int, count:
     from bench.peer.jvm import unavailable_reason
     from bench.peer.rocketmq import NameServer, RocketMQ
     from mqtemplate.spark.location.cluster import ClusterBlocks
+    from mqtemplate.spark.location.location import BrokerLocation
 
     if (reason := unavailable_reason()) is not None:
         print(f"RocketMQ: not measured: {reason}")
@@ -234,7 +236,7 @@ def read_from_rocketmq(spark: SparkSession, folder: Path, body_size: int, count:
     options = {"flushDiskType": FlushDiskType.ASYNC_FLUSH.value}
     with NameServer() as name_server, RocketMQ(folder, name_server, options, for_speed=True):
         _fill_remotely(name_server.address, body_size, count)
-        raw = raw_rate(ClusterBlocks((name_server.address,), pulls=True))
+        raw = raw_rate(ClusterBlocks(BrokerLocation(name_servers=(name_server.address,)), pulls=True))
         wall = measured(lambda: source(spark, nameServer=name_server.address), count, 3).wall
         report("RocketMQ 5.5.0, raw pulls, one process", raw, "/s", "the peer")
         report("RocketMQ 5.5.0, Spark, 6 columns", count / wall, "/s", "")

@@ -23,6 +23,7 @@ from mqtemplate.user_code import shown
 __all__ = [
     "BROKER_PROPERTIES",
     "DELAY_PROPERTIES",
+    "FAIR_BY_HASH_KEY",
     "INTERNAL_PROPERTIES",
     "KEY_SEPARATOR",
     "ORIGIN_PROPERTIES",
@@ -51,6 +52,10 @@ __all__ = [
     "storable",
     "valid_time",
 ]
+
+
+FAIR_BY_HASH_KEY = "hash_key"
+"""Value of ``fair-by`` for the key of ordered sends, ``hash_key=``, which is no property that applications name."""
 
 
 class Property:

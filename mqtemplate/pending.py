@@ -12,7 +12,12 @@ from mqtemplate.message import Message, key_text, split_keys
 from mqtemplate.results import PendingDecision, PendingOutcome, SendResult
 
 __all__ = [
+    "MOST_UNREAD",
+    "ON_TIME_MS",
+    "BrokerDelays",
     "ConditionalSend",
+    "IndexState",
+    "LevelBacklog",
     "OnPending",
     "PendingCounts",
     "PendingDecision",
@@ -234,3 +239,101 @@ class PendingCounts:
 
     total: int
     buckets: dict[int, int]
+
+
+# --- state of a broker's delay services -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexState:
+    """State of the local index of the pending messages of a RocketMQ cluster.
+
+    Attributes:
+        path: The file.
+        size: Its bytes.
+        read: Records of the brokers that were read in the current or last pass.
+        total: Records of that pass.
+        is_complete: False until the end of all queues was reached once.
+        notes: Sentences about parts that this account may not read.
+    """
+
+    path: str
+    size: int
+    read: int
+    total: int
+    is_complete: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelBacklog:
+    """One delay level of one broker.
+
+    Attributes:
+        delay_ms: Its delay; None if the broker does not report its settings.
+        pending: Messages that are not delivered yet.
+        late_ms: Time by which the oldest of them is overdue; 0 if none is, None if it is unknown.
+    """
+
+    level: int
+    delay_ms: int | None
+    pending: int
+    late_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerDelays:
+    """State of the delay services of one broker, as it reports them.
+
+    Attributes:
+        has_timers: False for a broker without arbitrary delays: RocketMQ 4, or ``timerWheelEnable`` is off.
+        timer_behind_ms: Age of the slot of the timer wheel that it delivers now.
+        timer_unread: Stored timers that are not on the wheel yet.
+        timer_pending: Timers on the wheel. One beyond its window counts once, and a recalled one is subtracted.
+        put_rate: Timers that it put on the wheel, per second.
+        delivered_rate: Timers that it delivered or stored again, per second.
+        most_in_slot: ``timerCongestNumEachSlot``: timers of one second from which it refuses more; None for no limit.
+        levels: The levels that were used.
+        problem: The reason why nothing is known: the broker refuses, or does not answer.
+    """
+
+    broker: str
+    has_timers: bool = False
+    timer_behind_ms: int = 0
+    timer_unread: int = 0
+    timer_pending: int = 0
+    put_rate: float = 0.0
+    delivered_rate: float = 0.0
+    most_in_slot: int | None = None
+    levels: tuple[LevelBacklog, ...] = ()
+    problem: str | None = None
+
+    @property
+    def late_ms(self) -> int:
+        """Time by which deliveries are late; less than `ON_TIME_MS` is normal."""
+        return max([self.timer_behind_ms if self.has_timers else 0, *(each.late_ms or 0 for each in self.levels)])
+
+    @property
+    def causes(self) -> list[str]:
+        """Reasons why it is late, or will be; empty if it is on time."""
+        found = []
+        if self.has_timers and self.timer_unread > MOST_UNREAD:
+            found.append(
+                f"{self.timer_unread:,} stored timers are not on its wheel yet: more arrive than it puts there "
+                f"({self.put_rate:,.0f} per second); those that are due meanwhile are late"
+            )
+        if self.has_timers and self.timer_behind_ms > ON_TIME_MS:
+            pace = f"it delivers {self.delivered_rate:,.0f} per second"
+            if self.delivered_rate == 0:
+                pace = "it delivers none now: its disk may be full, or timerStopDequeue is on, or it is no master"
+            found.append(f"its timer wheel is {self.timer_behind_ms // 1_000:,} s behind; {pace}")
+        late = [each for each in self.levels if (each.late_ms or 0) > ON_TIME_MS]
+        if late:
+            names = ", ".join(f"{each.level} by {(each.late_ms or 0) // 1_000:,} s" for each in late)
+            found.append(f"delay levels are late: {names}; it delivers each level one message after the other")
+        return found
+
+
+ON_TIME_MS = 3_000
+"""Deliveries of RocketMQ are up to about two seconds late without a cause: slots of one second, and its polling."""
+MOST_UNREAD = 10_000

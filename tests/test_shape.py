@@ -35,6 +35,7 @@ LEVELS: dict[str, float] = {
     "mqtemplate.user_code": 0,
     "mqtemplate.message": 1,
     "mqtemplate.pending": 1,
+    "mqtemplate.key_limits": 1,
     "mqtemplate.results": 1,
     "mqtemplate.selectors": 1,
     "mqtemplate.broker": 2,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from mqtemplate.broker.admin import BrokerAdmin
 from mqtemplate.broker.parts import (
     ConsumerGroups,
+    DelayConsole,
     DelayedMessages,
     MessageReader,
     MessageSends,
@@ -59,6 +60,7 @@ class Capability(Enum):
     RECORD_BLOCK = "blocks of stored records"
     SEQUENCED_SEND = "sends whose repeats are dropped"
     POP = "POP consumption"
+    KEY_LIMITS = "limits for each key by POP"
 
 
 class TopicMessageType(Enum):
@@ -111,6 +113,25 @@ class RetentionHold:
     byte_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class CopyFollower:
+    """A process that keeps another directory current from a copy, as it has last written there.
+
+    Attributes:
+        folder: The directory that it keeps current.
+        seen_ms: Time of its sign of life, by its own clock (epoch ms).
+        copied_ms: Everything stored until this time is in its directory (epoch ms).
+        is_warm: Its queues, index and timers have all records, so a promotion builds nothing.
+    """
+
+    host: str
+    pid: int
+    folder: str
+    seen_ms: int
+    copied_ms: int
+    is_warm: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyHealth:
     """State of the continuous copy of a store directory.
@@ -123,6 +144,11 @@ class CopyHealth:
         error: Why the last attempt failed; None if it did not.
         max_lag_ms: Lag that the settings allow.
         is_refused: Copying has ended, and no retry helps: *error* says why.
+        epoch: Number of the start of this process in the copy; None before it has begun.
+        owner: Process, host and directory that write the copy.
+        snapshot_ms: Time of the last snapshot of all tables (epoch ms); None if the copy has none.
+        lease_ms: Time after a sign of life in which messages are accepted; None without ``mqtemplate.copy.lease``.
+        followers: Processes that follow the copy, as of the last sign of life of this process.
     """
 
     to: str
@@ -132,6 +158,11 @@ class CopyHealth:
     error: str | None
     max_lag_ms: int
     is_refused: bool = False
+    epoch: int | None = None
+    owner: str = ""
+    snapshot_ms: int | None = None
+    lease_ms: int | None = None
+    followers: Sequence[CopyFollower] = ()
 
 
 class Broker(ABC):
@@ -212,6 +243,11 @@ class Broker(ABC):
     @property
     @abstractmethod
     def delayed(self) -> DelayedMessages: ...
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        """State of the delay services of a RocketMQ cluster; None for other brokers."""
+        return None
 
     @abstractmethod
     def start(self) -> None:

@@ -7,14 +7,26 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
-from mqtemplate.pending import ConditionalSend, PendingCounts, PendingPage, PendingQuery, PendingState, ScheduleChange
+from mqtemplate.pending import (
+    BrokerDelays,
+    ConditionalSend,
+    IndexState,
+    PendingCounts,
+    PendingPage,
+    PendingQuery,
+    PendingState,
+    ScheduleChange,
+)
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
 """Function that returns the state of the local transaction of a half message. An exception counts as ``UNKNOWN``."""
@@ -49,6 +61,7 @@ class ConsumerSpec:
         max_reconsume_times: Number of retries before a message goes to ``%DLQ%group``.
         instance_name: In a broadcasting group: the name under which the committed offsets of this member are stored.
         is_ordered: The member handles the messages of a queue in their order. It locks each queue before it reads it.
+        key_limits: By POP: the keys of the messages take turns within these limits, over all members of the group.
     """
 
     group: str
@@ -59,6 +72,7 @@ class ConsumerSpec:
     max_reconsume_times: int = 16
     instance_name: str = "DEFAULT"
     is_ordered: bool = False
+    key_limits: KeyLimits | None = None
 
 
 class Consumer(ABC):
@@ -656,3 +670,26 @@ class DelayedMessages(Protocol):
         Raises:
             UnsupportedError: The files of the broker cannot be read here.
         """
+
+
+class DelayConsole(Protocol):
+    """State of the delay services of a cluster, and of the local index of its pending messages."""
+
+    def index_state(self) -> IndexState | None:
+        """Return the state of the index; None if each query reads the brokers."""
+
+    def update_index(self, on_read: Callable[[int], None] | None = None) -> None:
+        """Read new records into the index.
+
+        Args:
+            on_read: Called with the number of records read since the last call. Without it there is a time limit.
+
+        Raises:
+            RemoteTimeoutError: The time limit is over. The next call goes on there.
+        """
+
+    def totals(self, column: Literal["topic", "level"]) -> dict[str, int]:
+        """Return the numbers of pending messages by topic or by level, the largest first; empty without an index."""
+
+    def brokers(self) -> Sequence[BrokerDelays]:
+        """Return the state of the delay services of each broker."""

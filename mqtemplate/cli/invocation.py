@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import getpass
+import hashlib
 import inspect
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -238,7 +241,26 @@ def cluster_of(settings: AppSettings) -> RemoteBroker | None:
             "rocketmq.endpoints names a proxy, and RocketMQ's gRPC protocol administers nothing; name the name server "
             "of its brokers: --name-server host:port"
         )
-    return None if cluster_addresses(settings) is None else RemoteBroker(remote_settings(settings))
+    addresses = cluster_addresses(settings)
+    if addresses is None:
+        return None
+    chosen = remote_settings(settings)
+    if chosen.pending_index is None:
+        chosen = dataclasses.replace(chosen, pending_index=_index_path(chosen.name_servers, chosen.namespace))
+    return RemoteBroker(chosen)
+
+
+def _index_path(name_servers: Sequence[str], namespace: str) -> Path | None:
+    """Return the file with the pending messages of a cluster, beside the audit log; None for a user without a home."""
+    from mqtemplate.operations.audit import default_audit_path
+
+    try:
+        folder = default_audit_path().parent
+    except ConfigurationError:  # each query reads the brokers then, which needs no file
+        return None
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", "_".join(sorted(name_servers)))
+    digest = hashlib.sha256("\0".join((*sorted(name_servers), namespace)).encode()).hexdigest()[:8]
+    return folder / "pending" / f"{name[:80]}-{digest}.sqlite"
 
 
 def _user() -> str:

@@ -237,6 +237,15 @@ def change_hand_over(site: Site, call: Call) -> HttpResponse:
     return site.redirect(call.url("/hand-over"))
 
 
+# --- copy ---------------------------------------------------------------------------------------
+
+
+def copy_of_store(site: Site, call: Call) -> HttpResponse:
+    """Return the state of the continuous copy of the application's store directory."""
+    components = (site.document("health") or {}).get("components", {})
+    return site.page(call, "copy.html", found=components.get("copy"))
+
+
 # --- lateness -----------------------------------------------------------------------------------
 
 
@@ -316,6 +325,7 @@ ROUTES: Routes = {
     ("GET", "/schedules"): schedules,
     ("POST", "/schedules/change"): change_schedule,
     ("GET", "/hand-over"): hand_over,
+    ("GET", "/copy"): copy_of_store,
     ("POST", "/hand-over/change"): change_hand_over,
     ("GET", "/lateness"): lateness,
     ("GET", "/configuration"): configuration,

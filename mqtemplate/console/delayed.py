@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -34,12 +35,16 @@ from mqtemplate.operations.delayed import (
     PendingAction,
     PendingChange,
     PendingMessagesChange,
+    change_limits,
 )
-from mqtemplate.pending import PendingMessage, PendingQuery
+from mqtemplate.operations.why_late import delivery_lateness
+from mqtemplate.pending import ON_TIME_MS, IndexState, PendingMessage, PendingQuery
 
 _PAGE = 50
 _FIRST_PAINT_S = 0.02
 _PATIENT_S = 60.0
+_PROGRESS_S = 1.0
+"""Time between two looks at the progress of the first read."""
 _EVENING, _MORNING = 18, 6
 
 
@@ -50,10 +55,12 @@ def delayed(site: Site, call: Call) -> HttpResponse:
     with site.reading() as access:
         now_ms = access.broker.clock.now_ms()
         can_change = Capability.SCHEDULE_CHANGE in access.broker.capabilities
+        is_cluster = access.broker.delay_console is not None
         can_change = can_change or Capability.TIMER_CHANGE in access.broker.capabilities
+    is_indexed = _is_read(site, _FIRST_PAINT_S)
     timeline = _timeline(site, call, now_ms, _FIRST_PAINT_S)
     # Beside a thread that counts, the list would take longer than a first paint may.
-    listing = _listing(site, call, query) if is_quick and timeline["state"] != "counting" else None
+    listing = _listing(site, call, query) if is_quick and timeline["state"] not in ("counting", "reading") else None
     values: dict[str, Any] = {
         "query": query,
         "now_ms": now_ms,
@@ -66,12 +73,32 @@ def delayed(site: Site, call: Call) -> HttpResponse:
         "everything": call.same_page(**{"from": None, "to": None, "span": None, "cursor": None}),
         "timeline": timeline,
         "listing": listing,
+        "is_indexed": is_indexed,
+        "has_status": is_cluster,
     }
     return site.page(call, "delayed.html", **values)
 
 
+def _is_read(site: Site, wait_s: float) -> bool:
+    """Return False while the index of a cluster is read for the first time; a thread reads it, without a limit."""
+    with site.reading() as access:
+        console = access.broker.delay_console
+        state = None if console is None else console.index_state()
+        if console is None or state is None or state.is_complete:
+            return True
+        found = site.cache.get("index of pending messages", partial(_read_index, site), wait_s)
+    return found is not None
+
+
+def _read_index(site: Site) -> None:
+    with site.reading() as access:
+        if access.broker.delay_console is not None:
+            access.broker.delay_console.update_index(lambda count: None)
+
+
 def timeline_part(site: Site, call: Call) -> HttpResponse:
-    """Return the histogram, as a part of the page."""
+    """Return the histogram as a part of the page; during the first read its progress, which requests the part again."""
+    _is_read(site, _PROGRESS_S)
     with site.reading() as access:
         now_ms = access.broker.clock.now_ms()
     timeline = _timeline(site, call, now_ms, _PATIENT_S)
@@ -80,6 +107,8 @@ def timeline_part(site: Site, call: Call) -> HttpResponse:
 
 def list_part(site: Site, call: Call) -> HttpResponse:
     """Return the list, as a part of the page."""
+    while not _is_read(site, _PATIENT_S):
+        pass  # each round waits
     listing = _listing(site, call, query_of(call))
     return site.page(call, "delayed_list.html", listing=listing, query=query_of(call))
 
@@ -110,6 +139,8 @@ def _listing(site: Site, call: Call, query: PendingQuery) -> dict[str, Any]:
 def _timeline(site: Site, call: Call, now_ms: int, wait_s: float) -> dict[str, Any]:
     """Return the histogram, or the reason why it is missing."""
     query = query_of(call)
+    if (reading := _reading(site)) is not None:
+        return {"state": "reading", "histogram": None, "index": reading, "address": _part_address(call)}
     # Topic and time are in the timing wheel and cost little to compare; key, tag and properties are in each record.
     wanted = PendingQuery(topic=query.topic)
     if (query.key, query.tag, query.with_property) != (None, None, None):
@@ -163,6 +194,14 @@ def _spans(now_ms: int) -> list[tuple[str, int, int]]:
     return [(name, round(start.timestamp() * 1_000), round(end.timestamp() * 1_000)) for name, start, end in spans]
 
 
+def _reading(site: Site) -> IndexState | None:
+    """Return the state of the first read of a cluster; None if it has ended, or there is no index."""
+    with site.reading() as access:
+        console = access.broker.delay_console
+        state = None if console is None else console.index_state()
+    return None if state is None or state.is_complete else state
+
+
 def _window(counted: Counted, query: PendingQuery, now_ms: int) -> tuple[int, int]:
     """Return start and end: from the filter, or from the messages."""
     buckets = counted.counts.buckets
@@ -196,6 +235,29 @@ def _page(call: Call, **query: object) -> str:
 
 def _part_address(call: Call, **more: object) -> str:
     return call.url("/delayed/timeline", **{**call.query, **more})
+
+
+# --- state of the delay services of a cluster ---------------------------------------------------
+
+
+def status(site: Site, call: Call) -> HttpResponse:
+    """Return the page: late brokers and why, levels, the index, and the late deliveries of a topic."""
+    topic = call.text("topic")
+    with site.reading() as access:
+        console = access.broker.delay_console
+        state = None if console is None else console.index_state()
+        return site.page(
+            call,
+            "delayed_status.html",
+            brokers=() if console is None else console.brokers(),
+            is_cluster=console is not None,
+            index=state,
+            by_topic=[] if console is None else list(console.totals("topic").items())[:_SHOWN],
+            by_level={} if console is None else console.totals("level"),
+            topic=topic,
+            lateness=None if topic is None else delivery_lateness(access, topic),
+            on_time_ms=ON_TIME_MS,
+        )
 
 
 # --- changes ------------------------------------------------------------------------------------
@@ -313,6 +375,7 @@ def _preview(site: Site, call: Call, problem: str = "") -> HttpResponse:
         409 if problem else 200,
         change=wanted,
         preview=found,
+        is_final=not change_limits(access, wanted.change),
         total=found.count,
         shown=first,
         problem=problem,
@@ -343,6 +406,7 @@ ROUTES: Routes = {
     ("GET", "/delayed"): delayed,
     ("GET", "/delayed/timeline"): timeline_part,
     ("GET", "/delayed/list"): list_part,
+    ("GET", "/delayed/status"): status,
     ("POST", "/delayed/preview"): preview,
     ("POST", "/delayed/change"): apply,
 }

@@ -45,6 +45,7 @@ _PAGES = (
     ("/listeners", "Listeners", False),
     ("/schedules", "Schedules", False),
     ("/hand-over", "Hand-over", False),
+    ("/copy", "Copy", False),
     ("/lateness", "Lateness", False),
     ("/configuration", "Configuration", False),
 )

@@ -7,6 +7,7 @@
     alive/<number>.json                         when that process was last seen, and whether it has ended
     segments/<epoch>/<start>-<end>-<ms>-<ms>-1  bytes of the commit log, and the tables that changed
     snapshots/<epoch>-<ms>-<start>-<end>        all tables, and where the log began and ended
+    followers/<hash of host and folder>.json    when a follower was last seen, and how far it is; for operators
 
 An epoch begins where the log of the epoch before ends for it, as Kafka's leader epochs do: what an older process writes
 after that offset belongs to no history. An epoch is created by a conditional write, so two processes cannot create the

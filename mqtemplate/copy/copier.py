@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mqtemplate.broker import CopyHealth
+from mqtemplate.broker import CopyFollower, CopyHealth
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock
 from mqtemplate.converters.readable import time_text
@@ -32,7 +32,7 @@ from mqtemplate.copy.catalogue import (
     to_json,
     zstd,
 )
-from mqtemplate.copy.lease import Lease
+from mqtemplate.copy.lease import SIGN_OF_LIFE_MS, Lease, read_followers
 from mqtemplate.copy.objects import ObjectStore, open_objects
 from mqtemplate.engine.settings import CopyOptions, EmbeddedSettings
 from mqtemplate.errors import ConfigurationError, CopyError
@@ -48,7 +48,6 @@ _log = get_logger("mqtemplate.copy")
 
 _PIECE = 8 << 20
 _FIRST_RETRY_MS, _LAST_RETRY_MS = 1_000, 60_000
-_SIGN_OF_LIFE_MS = 20_000
 _MERGED_COUNT = 60  # at an interval of a second, objects of a minute
 _END_S = 5.0
 
@@ -90,7 +89,7 @@ class Copier:
         self._to = options.to or ""
         self._objects: ObjectStore = open_objects(self._to, options.options)
         self.lease = None if options.lease is None else Lease(store.clock, options.lease, self._to)
-        self._sign_ms = min(_SIGN_OF_LIFE_MS, (options.lease or 3 * _SIGN_OF_LIFE_MS) // 3)
+        self._sign_ms = min(SIGN_OF_LIFE_MS, (options.lease or 3 * SIGN_OF_LIFE_MS) // 3)
         self._is_fenced = False
         self._tables = ChangedTables(folder)
         self._lock = threading.Lock()  # held during a step: at the end of the process, another one may hang
@@ -101,7 +100,8 @@ class Copier:
         self._sign_due_ms = 0
         self._snapshot_due_ms = 0
         self._copied_ms: int | None = None
-        self._has_snapshot = False
+        self._snapshot_ms: int | None = None
+        self._followers: list[CopyFollower] = []
         self._small: list[tuple[SegmentName, Segment]] = []
         self._retry_ms = 0
         self._is_ending = False
@@ -177,11 +177,11 @@ class Copier:
     def health(self) -> CopyHealth:
         """Return how far the copy is behind the store."""
         # Before the first snapshot is written, nothing can be restored.
-        known = self._end if self._has_snapshot else self._store.start_offset
+        known = self._end if self._snapshot_ms is not None else self._store.start_offset
         lag_bytes = max(self._store.end_offset - known, 0)
         now_ms = self._clock.now_ms()
         since_ms = self._copied_ms if self._copied_ms is not None else now_ms - self._running_ms()
-        is_current = lag_bytes == 0 and self.error is None and self._has_snapshot
+        is_current = lag_bytes == 0 and self.error is None and self._snapshot_ms is not None
         return CopyHealth(
             to=self._to,
             lag_bytes=lag_bytes,
@@ -190,6 +190,11 @@ class Copier:
             error=self.error,
             max_lag_ms=self._options.max_lag,
             is_refused=self.refusal is not None,
+            epoch=None if self._epoch is None else self._epoch.number,
+            owner=f"process {os.getpid()} on {socket.gethostname()}, {self._folder}",
+            snapshot_ms=self._snapshot_ms,
+            lease_ms=self._options.lease,
+            followers=tuple(self._followers),
         )
 
     def _running_ms(self) -> int:
@@ -256,7 +261,7 @@ class Copier:
         self._tables.copied()
         self._copied_ms = time_ms
         is_due = self._snapshot_due_ms <= self._clock.steady_ms() and not is_last
-        if is_due or not self._has_snapshot:
+        if is_due or self._snapshot_ms is None:
             self._take_snapshot(epoch, time_ms)
 
     def _copy_log(self, epoch: Epoch, end: int, moment: Moment) -> bool:
@@ -317,7 +322,7 @@ class Copier:
         name = SnapshotName(epoch.number, time_ms, self._log_start, self._end)
         moment = Moment(time_ms, self._end, self._tables.all())
         self._objects.put(name.object, encode(Segment(self._end, b"", [moment])))
-        self._has_snapshot = True
+        self._snapshot_ms = time_ms
         self._snapshot_due_ms = self._clock.steady_ms() + self._options.snapshot_interval
         _log.debug("copy.snapshot_written", to=self._to, tables=len(moment.tables), end_offset=self._end)
         self._delete_old(self._clock.now_ms() - self._options.keep)
@@ -357,7 +362,7 @@ class Copier:
                     f"{history}); give mqtemplate.copy.to a place of its own"
                 )
         catalogue = Catalogue.read(self._objects)
-        self._has_snapshot = bool(catalogue.snapshots)
+        self._snapshot_ms = max((each.time_ms for each in catalogue.snapshots), default=None)
         previous = catalogue.epochs[-1] if catalogue.epochs else None
         if previous is not None:
             self._check_ended(catalogue, previous)
@@ -451,6 +456,7 @@ class Copier:
         self._check_newest(epoch)
         if self.lease is not None:
             self.lease.renew(since_ms)
+        self._followers = read_followers(self._objects, self._clock.now_ms())
 
     def _check_newest(self, epoch: Epoch) -> None:
         """Check that no newer process copies there."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mqtemplate.broker import CopyFollower
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
 from mqtemplate.converters.readable import span_text, time_text
@@ -30,7 +31,7 @@ from mqtemplate.copy.catalogue import (
     to_json,
     zstd,
 )
-from mqtemplate.copy.lease import OwnerWatch
+from mqtemplate.copy.lease import SIGN_OF_LIFE_MS, OwnerWatch, follower_object
 from mqtemplate.copy.objects import open_objects
 from mqtemplate.copy.restore import check_local_owner
 from mqtemplate.engine.settings import EmbeddedSettings
@@ -140,6 +141,8 @@ class Follower:
         self._owner = OwnerWatch()
         self._warm_end = self.state.end if self.state is not None and self.state.is_warm else 0
         self._warm_due_ms = self._clock.steady_ms() + _WARM_MS
+        self._sign_due_ms = 0
+        self._is_seen, self._is_reached = True, False
         self._lock.acquire()
         if self.state is not None and (self.path / ABORT_FILE).exists():
             self._delete_built()  # it was killed while it built them
@@ -149,6 +152,7 @@ class Follower:
 
     def __exit__(self, *_: object) -> None:
         if self.state is not None and self._lock.process_id >= 0:
+            self._hide()
             _log.debug("copy.follower_stopped", path=str(self.path), moment=time_text(self.state.moment_ms))
         self._lock.release()  # the directory stays as it is, and can be continued
 
@@ -161,6 +165,7 @@ class Follower:
             CopyError: The place does not answer, an object is damaged, or the copy has no snapshot yet.
             StoreError: The disk failed.
         """
+        self._is_reached = False
         catalogue = self._read()
         epoch = catalogue.epochs[-1]
         state = self._state_for(catalogue, epoch)
@@ -176,7 +181,33 @@ class Follower:
         self._delete_old(catalogue, epoch, state)
         if self._is_warm_due(state):
             self.warm()
+        self._is_reached = True
+        self._show(state)
         return state.end - before
+
+    def _show(self, state: StandbyState) -> None:
+        """Write how far the directory is, for the operators of the owner. Without the right to write it follows on."""
+        if self._clock.steady_ms() < self._sign_due_ms:
+            return
+        self._sign_due_ms = self._clock.steady_ms() + SIGN_OF_LIFE_MS
+        host, folder = socket.gethostname(), str(self.path)
+        is_warm = self._warm_end == state.end
+        sign = CopyFollower(host, os.getpid(), folder, self._clock.now_ms(), state.moment_ms, is_warm)
+        try:
+            self._objects.put(follower_object(host, folder), to_json(sign))
+        except CopyError as exc:
+            if self._is_seen:
+                _log.warning("copy.follower_unseen", url=self.url, reason=str(exc))
+            self._is_seen = False
+
+    def _hide(self) -> None:
+        """Delete what `_show` has written: this process follows no more. A place that is gone is not waited for."""
+        if not self._is_reached:
+            return
+        try:
+            self._objects.delete([follower_object(socket.gethostname(), str(self.path))])
+        except CopyError as exc:
+            _log.debug("copy.follower_unseen", url=self.url, reason=str(exc))
 
     def _read(self) -> Catalogue:
         catalogue = Catalogue.read(self._objects, self._epochs)
@@ -336,6 +367,7 @@ class Follower:
         assert state is not None, "the directory has begun"
         summary = self.warm()
         self._files.delete(STANDBY_FILE)
+        self._hide()
         self._lock.release()
         shutil.rmtree(self.path / _FOLDER, ignore_errors=True)
         _log.info("copy.promoted", path=str(self.path), end_offset=state.end, moment=time_text(state.moment_ms))

@@ -1,4 +1,5 @@
 """The lease of a copied store: until when its broker may store messages, and when another one may follow it.
+Signs of life of the followers, which grant nothing: they are there for operators.
 
 The owner writes a sign of life, then looks for a newer epoch. If there is none, it may store messages for the lease,
 counted from before it wrote the sign. A follower takes over when it has seen the same sign for longer than that: it
@@ -9,12 +10,25 @@ clocks of the machines may differ.
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mqtemplate.broker import CopyFollower
 from mqtemplate.clock import Clock
 from mqtemplate.converters.readable import span_text
-from mqtemplate.copy.catalogue import ALIVE_MS, Alive
+from mqtemplate.copy.catalogue import ALIVE_MS, Alive, read_json
+from mqtemplate.copy.objects import ObjectStore
+from mqtemplate.errors import CopyError
+from mqtemplate.event_log import get_logger
+
+_log = get_logger("mqtemplate.copy")
+
+SIGN_OF_LIFE_MS = 20_000
+_FOLLOWERS = "followers/"
+_MAX_FOLLOWERS = 16
+_FORGOTTEN_MS = 86_400_000
 
 _MARGIN_MS = 1_000
 _CLOCK_DRIFT = 0.01  # monotonic clocks of two machines differ by far less
@@ -97,3 +111,36 @@ class OwnerWatch:
             return max(sign.seen_ms + ALIVE_MS - clock.now_ms(), 0)
         lease_ms = int(sign.lease_ms * (1 + _CLOCK_DRIFT)) + _MARGIN_MS
         return max(self.since_ms + lease_ms - clock.steady_ms(), 0)
+
+
+# --- followers ----------------------------------------------------------------------------------
+
+
+def follower_object(host: str, folder: str) -> str:
+    """Return the name of the object with the sign of life of a follower."""
+    return f"{_FOLLOWERS}{hashlib.sha256(f'{host}:{folder}'.encode()).hexdigest()[:16]}.json"
+
+
+def read_followers(objects: ObjectStore, now_ms: int) -> list[CopyFollower]:
+    """Return the followers of a copy, sixteen at most. Delete signs that are older than a day.
+
+    Raises:
+        CopyError: The place does not answer.
+    """
+    names = list(objects.list(_FOLLOWERS))
+    if len(names) > _MAX_FOLLOWERS:
+        _log.debug("copy.followers_left_out", to=objects.url, followers=len(names), read=_MAX_FOLLOWERS)
+    found = dict(_followers(objects, names[:_MAX_FOLLOWERS]))
+    objects.delete([name for name, each in found.items() if each.seen_ms < now_ms - _FORGOTTEN_MS])
+    return [each for each in found.values() if each.seen_ms >= now_ms - _FORGOTTEN_MS]
+
+
+def _followers(objects: ObjectStore, names: list[str]) -> Iterator[tuple[str, CopyFollower]]:
+    for name in names:
+        try:
+            sign = read_json(objects, name)
+            host, pid, folder = str(sign["host"]), int(sign["pid"]), str(sign["folder"])
+            seen_ms, copied_ms = int(sign["seen_ms"]), int(sign["copied_ms"])
+            yield name, CopyFollower(host, pid, folder, seen_ms, copied_ms, sign["is_warm"] is True)
+        except (CopyError, KeyError, TypeError, ValueError) as exc:  # it stopped a moment ago, or is newer
+            _log.debug("copy.follower_unreadable", to=objects.url, object=name, reason=str(exc))

@@ -12,13 +12,14 @@ from annotated_types import Ge, Gt, Le
 from mqtemplate.durations import format_ms
 from mqtemplate.errors import ConfigurationError, DelayError
 from mqtemplate.hashes import tags_code
-from mqtemplate.message import Property, delay_number
+from mqtemplate.message import FAIR_BY_HASH_KEY, Property, delay_number
 from mqtemplate.record.properties import (
     DELAY,
     LEVEL_DELAY_MS,
     NAME_VALUE_SEPARATOR,
     REAL_QID,
     REAL_TOPIC,
+    SHARDING_KEY,
     TAGS,
     find_property,
     property_format,
@@ -206,10 +207,14 @@ class TimerSettings:
         return time_ms // self.precision_ms * self.precision_ms
 
 
+GRID_MS = 10
+"""Held messages are released each 10 ms. Five messages each millisecond would cost a flush each."""
+
 HEAD_START_MS = 1_000
 """Lead of one step of priority."""
 
 _DAY = timedelta(days=1)
+_MAX_NAME_LENGTH = 255
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +228,18 @@ class TopicShape:
     """Most messages released in a second; the others follow in the order of their deliver times. Without it there is no
     limit."""
 
+    fair_by: str | None = None
+    """Name of a property, or ``hash_key`` for the key of an ordered send: what is due leaves round robin over its
+    values, so a key with a million messages delays a message of another key by one round at most. Messages without the
+    property are one key."""
+
+    max_rate_per_key: Annotated[float, Gt(0), Le(10_000_000)] | None = None
+    """Most messages of one key released in a second; needs ``fair-by``."""
+
+    message_priority: bool = False
+    """Of what may be released at the same time, messages with a higher ``_SYS_MSG_PRIORITY_`` (0 to 2147483647) go
+    first; with ``fair-by`` within their key."""
+
     jitter: Annotated[timedelta, Ge(timedelta(0)), Le(_DAY)] = timedelta(0)
     """Each message is released up to this much later, by chance: messages for one instant arrive apart."""
 
@@ -232,3 +249,39 @@ class TopicShape:
     priority: Annotated[int, Ge(0), Le(9)] = 0
     """While more is due than can be released: each step counts as if the messages had been due a second earlier. So a
     higher priority goes first, and a lower one waits at most nine seconds longer than its turn."""
+
+    @property
+    def is_fair(self) -> bool:
+        """True if what is due is chosen by keys or by priorities of messages."""
+        return self.fair_by is not None or self.message_priority
+
+    @property
+    def fair_property(self) -> bytes:
+        """Name of the property whose values are the keys; empty without one."""
+        return SHARDING_KEY if self.fair_by == FAIR_BY_HASH_KEY else (self.fair_by or "").encode()
+
+    def check(self, topic: str) -> None:
+        """Check what belongs together.
+
+        Raises:
+            ConfigurationError: ``max-rate-per-key`` has no ``fair-by``, or ``fair-by`` is not the name of a property.
+        """
+        if self.max_rate_per_key is not None and self.fair_by is None:
+            raise ConfigurationError(
+                f"topic-shapes.{topic}: max-rate-per-key is {self.max_rate_per_key:g}, but there is no key; add "
+                f"fair-by with the name of a property, or {FAIR_BY_HASH_KEY}"
+            )
+        check_fair_by(f"topic-shapes.{topic}.fair-by", self.fair_by)
+
+
+def check_fair_by(name: str, value: str | None) -> None:
+    """Check the name of the property by which messages are fair.
+
+    Raises:
+        ConfigurationError: No message can have such a property.
+    """
+    if value is not None and (not value or "\x01" in value or "\x02" in value or len(value) > _MAX_NAME_LENGTH):
+        raise ConfigurationError(
+            f"{name} must be the name of a property of messages, 1..{_MAX_NAME_LENGTH} characters, or "
+            f"{FAIR_BY_HASH_KEY} for the key of ordered sends, got {value[:40]!r}"
+        )

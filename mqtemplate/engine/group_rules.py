@@ -44,6 +44,12 @@ def check_same_group(one: ConsumerSpec, other: ConsumerSpec) -> None:
             f"group {one.group!r} subscribes to {_describe(one)} and to {_describe(other)}; the members of a group "
             "share one subscription, since each gets a part of the queues. Give the second listener a group of its own"
         )
+    if one.key_limits != other.key_limits:
+        raise ListenerError(
+            f"group {one.group!r} has members with {one.key_limits} and with {other.key_limits}; the broker counts for "
+            "all members together: give all listeners of the group the same fair_by, max_in_flight_per_key and "
+            "max_rate_per_key"
+        )
     if one.message_model is not other.message_model:
         raise ListenerError(
             f"group {one.group!r} has members with {one.message_model.value} and with {other.message_model.value}; "

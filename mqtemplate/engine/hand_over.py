@@ -31,6 +31,7 @@ from mqtemplate.broker.hand_over import (
     TransitEnd,
     TransitMessage,
 )
+from mqtemplate.converters.readable import count_text
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import is_marker
 from mqtemplate.engine.key_query import KeyQuery
@@ -73,6 +74,8 @@ _log = get_logger("mqtemplate.hand_over")
 
 _EXAMINED = 4_096
 """Most pending messages that one reservation examines: many may be such that cannot move."""
+_LISTED = 512
+"""Pending messages that are listed at one time, for several reservations. A longer list would delay the sends."""
 _START = (-1, -1)
 _MAX_TRANSIT_BYTES = 4 << 20
 """Records of one response. A single larger one is returned all the same."""
@@ -119,7 +122,8 @@ class LocalHandOver:
         self._lifecycle = lifecycle
         self._lock = threading.RLock()
         self._lease_ends_ms = 0  # steady time
-        self._after = _START  # position of the last pending message that was examined
+        self._listed: list[tuple[int, int]] = []  # due time and physical offset of the next ones to examine, in order
+        self._after = _START  # position of the last pending message that was listed
         self._recalled: set[int] = set()  # offsets of messages that come back, and may have been recalled
         self._settled: set[int] = set()  # offsets after the committed one whose transit ended
         self._state = self._load()
@@ -249,18 +253,18 @@ class LocalHandOver:
         found = []
         counts = self.counts()
         if counts.pending:
-            found.append(f"{counts.pending} messages are pending here")
+            found.append(f"{count_text(counts.pending, 'message is', 'messages are')} pending here")
         if counts.in_transit:
-            found.append(f"{counts.in_transit} messages are in transit")
+            found.append(f"{count_text(counts.in_transit, 'message is', 'messages are')} in transit")
         if self._transactions.open_count:
-            found.append(f"{self._transactions.open_count} transactions are open")
+            found.append(f"{count_text(self._transactions.open_count, 'transaction is', 'transactions are')} open")
         for (group, topic), offsets in sorted(self._offsets.all().items()):
             if is_system_group(group):
                 continue
             queues = ((offset, self._store.consume_queue(topic, queue_id)) for queue_id, offset in offsets.items())
             unread = sum(max(queue.max_offset - max(offset, queue.min_offset), 0) for offset, queue in queues)
             if unread:
-                found.append(f"group {group} has not consumed {unread} messages of {topic}")
+                found.append(f"group {group} has not consumed {count_text(unread, 'message')} of {topic}")
         return found
 
     def counts(self) -> HandOverCounts:
@@ -317,17 +321,24 @@ class LocalHandOver:
             if state.phase is not HandOverPhase.RUNNING:
                 raise HandOverError(f"the hand-over is {state.phase.value}; only one that is RUNNING reserves messages")
             max_count = min(max_count, MAX_IN_TRANSIT - self.counts().in_transit)
-            query = PendingQuery(after_ms=chosen.after_ms, before_ms=chosen.before_ms)
-            count = 0
-            rows = self._delayed.positions(query, self._after, _EXAMINED)
-            while len(rows) and count < max_count:
-                part, rows = rows[: max_count - count], rows[max_count - count :]
-                offsets = part["physical_offset"].tolist()
+            count = examined = 0
+            while count < max_count and examined < _EXAMINED:
+                if not self._listed and not self._list_pending(chosen):
+                    break
+                part = self._listed[: max_count - count]
+                del self._listed[: len(part)]
+                examined += len(part)
+                offsets = [offset for due_ms, offset in part if due_ms >= chosen.after_ms]
                 count += self._delayed.control.reserve(offsets, lambda record: _may_move(record, chosen))
-                self._after = int(part["due_ms"][-1]), offsets[-1]
-            if not len(rows) and count < max_count:
-                self._after = _START
             return count
+
+    def _list_pending(self, chosen: ReserveFilter) -> bool:
+        """List the next pending messages. Return False at the end: the next list starts with the first one again."""
+        query = PendingQuery(after_ms=chosen.after_ms, before_ms=chosen.before_ms)
+        rows = self._delayed.positions(query, self._after, _LISTED)
+        self._listed = list(zip(rows["due_ms"].tolist(), rows["physical_offset"].tolist(), strict=True))
+        self._after = self._listed[-1] if self._listed else _START
+        return bool(self._listed)
 
     # --- messages in transit -------------------------------------------------------------------
 

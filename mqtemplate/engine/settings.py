@@ -108,8 +108,9 @@ class EmbeddedSettings(StoreSettings):
     """Transaction checks without an answer before the message goes to ``TRANS_CHECK_MAX_TIME_TOPIC``."""
 
     topic_shapes: Mapping[str, TopicShape] = field(default_factory=dict)
-    """Topic -> shape of the releases of its delayed messages: ``max-rate`` (a second), ``jitter``, ``spread``,
-    ``priority``. Messages with a level are stored as timers then; those that were stored before keep their way."""
+    """Topic -> shape of the releases of its delayed messages: ``max-rate`` (a second), ``fair-by``,
+    ``max-rate-per-key``, ``message-priority``, ``jitter``, ``spread``, ``priority``. Messages with a level are stored
+    as timers then; those that were stored before keep their way."""
 
     max_send_sequences: Annotated[int, Ge(1)] = 100_000
     """Partitions of sequenced sends that the broker remembers. With more, it forgets the writer that is unused for the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,6 +39,7 @@ from mqtemplate.errors import (
     reworded,
 )
 from mqtemplate.event_log import get_logger
+from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.admin import HandOverAdmin
 from mqtemplate.handover.consuming import HandOverGroups
 from mqtemplate.handover.mover import Mover, MoverSettings
@@ -52,17 +53,17 @@ from mqtemplate.handover.old_broker import (
 )
 from mqtemplate.handover.pending import HandOverDelayed
 from mqtemplate.handover.pop import HandOverPop
-from mqtemplate.message import Message, MessageExt, MessageQueue
+from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingQuery
-from mqtemplate.results import HalfMessage, PullResult, TransactionState
+from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 
 _log = get_logger("mqtemplate.handover")
 
-_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK})
-"""Capabilities of the files of one broker."""
+_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK, Capability.KEY_LIMITS})
+"""Capabilities of the files of one broker, and of what one broker counts."""
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
 
@@ -115,6 +116,7 @@ class HandOverBroker(Broker):
         )
         self._pop = HandOverPop(old, new, waits_for_pending=self.options.orderly_waits_for_pending)
         self._delayed = HandOverDelayed(old, new, has_mover=self.options.mover is not None)
+        self._sends = SendsInFlight(new)
         self._opened = contextlib.ExitStack()
         self._is_started = False
 
@@ -159,7 +161,7 @@ class HandOverBroker(Broker):
             self._begin()
             self._take_over()
             if self.options.mover is not None:
-                self.mover = Mover(self.old, self.new, self.options.mover)
+                self.mover = Mover(self.old, self.new, self.options.mover, is_sending=self._sends.are_in_flight)
                 self.mover.start()
                 opened.callback(self.mover.close)
             self._opened = opened.pop_all()
@@ -324,7 +326,7 @@ class HandOverBroker(Broker):
 
     @property
     def sends(self) -> MessageSends:
-        return self.new.sends
+        return self._sends
 
     @property
     def requests(self) -> Requests:
@@ -496,3 +498,57 @@ class _Reader(MessageReader):
         new = self.new.reader.messages_by_key(topic, key, max_count, **options)
         # A sort keeps the order of equal times: each broker returns the newest first.
         return sorted([*new, *old], key=lambda message: -message.store_timestamp)[:max_count]
+
+
+class SendsInFlight(MessageSends):
+    """The sends of a broker. It knows whether one waits for its answer now, so that a mover gives way to it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._in_flight: list[None] = []  # unlike a number, one thread adds while another one removes
+
+    def are_in_flight(self) -> bool:
+        """Return True if a send waits for its answer."""
+        return bool(self._in_flight)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[MessageSends]:
+        self._in_flight.append(None)
+        try:
+            yield self._broker.sends
+        finally:
+            self._in_flight.pop()
+
+    def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
+        with self._counted() as sends:
+            return sends.send(message, queue, timeout_ms)
+
+    def send_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> SendResult:
+        with self._counted() as sends:
+            return sends.send_batch(messages, queue, timeout_ms)
+
+    def send_async(
+        self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> AwaitableFuture[SendResult]:
+        future = self._broker.sends.send_async(messages, queue, timeout_ms)
+        self._in_flight.append(None)
+        future.add_done_callback(lambda done: self._in_flight.pop())
+        return future
+
+    def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
+        with self._counted() as sends:
+            sends.send_one_way(message, queue)
+
+    def send_half(
+        self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
+    ) -> HalfMessage:
+        with self._counted() as sends:
+            return sends.send_half(message, group, queue, timeout_ms)
+
+    def send_sequenced(
+        self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        with self._counted() as sends:
+            return sends.send_sequenced(messages, sequence, timeout_ms)

@@ -44,6 +44,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -52,7 +53,6 @@ from secrets import token_hex
 
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import (
-    DelayLimits,
     HandOverCounts,
     HandOverPhase,
     HandOverState,
@@ -79,9 +79,12 @@ from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _log = get_logger("mqtemplate.hand_over")
 
-_WINDOW = 64
+_FIRST_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 4, 64
 """Messages that are sent at one time. As many may wait for the new broker if it stops."""
 _BATCH = 256
+_LOAD_MS = 5
+"""A send of the application waits about this long, if it arrives while the mover works."""
+_GIVE_WAY_MS, _GIVE_WAY_STEP_S = 10, 0.000_5
 _SEND_MS = 3_000
 _IDLE_MS = 1_000
 _FAILED_MS = (500, 1_000, 2_000, 5_000)
@@ -104,6 +107,8 @@ class MoverSettings:
         max_early_ms: Not used yet: a new broker without timers gets no messages, and the old one releases them.
         lead_ms: A message that is due sooner stays, and the old broker releases it.
         lease_ms: Time after which another process may take over, if this one does not renew its lock.
+        busy_share: Most of the time that the mover works. In the rest the sends of the application have the processor,
+            the disk and the connection for themselves. 1 for an application that is stopped.
         settle_ms: Time after a send without an answer, or after the start, until a message that the new broker does not
             have is sent again.
         topics: Only messages for these topics; None for all.
@@ -114,6 +119,7 @@ class MoverSettings:
     max_early_ms: int = 0
     lead_ms: int = 5_000
     lease_ms: int = 15_000
+    busy_share: float = 0.5
     settle_ms: int = 10_000
     topics: frozenset[str] | None = None
     with_retries: bool = False
@@ -149,12 +155,19 @@ class Mover:
         new: The new broker. It is started.
         owner: Name of this mover for the lock. The owner of a folder is the only one that can have a mover for it, so
             all its processes have one name: after a kill the next one works at once.
+        is_sending: Returns True while the application sends: the mover waits until it does not, for a short time.
     """
 
     name = "hand_over.mover"
 
     def __init__(
-        self, old: Broker, new: Broker, settings: MoverSettings | None = None, *, owner: str | None = None
+        self,
+        old: Broker,
+        new: Broker,
+        settings: MoverSettings | None = None,
+        *,
+        owner: str | None = None,
+        is_sending: Callable[[], bool] = lambda: False,
     ) -> None:
         self._old_broker = old
         self._old = old.hand_over
@@ -169,7 +182,10 @@ class Mover:
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
         self._took_back_ms: int | None = None
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
-        self._limits: DelayLimits | None = None
+        self._is_sending = is_sending
+        self._window = _FIRST_WINDOW
+        self._answer_ms = 0  # time of this step until the first of its sends was answered: nothing was loaded then
+        self._burst_ms = 0  # time from there to the last answer
         self._failures = 0
         self._error: str | None = None
         self._next_ms = 0
@@ -261,13 +277,16 @@ class Mover:
 
     def _move(self) -> int:
         """Do one step, and return the pause before the next one."""
+        start_ms, used_s = self._clock.steady_ms(), time.thread_time()
+        self._answer_ms = self._burst_ms = 0
         state = self._old.state()
         if state is None or state.phase in (HandOverPhase.ABORTED, HandOverPhase.CONFIRMED) or not self._renew():
             return _IDLE_MS
         in_transit = self._old.transit(_BATCH)
         count = len(in_transit)
         if not in_transit and state.phase is HandOverPhase.RUNNING:
-            count = self._old.reserve(self._owner, min(_BATCH, self._settings.rate), self._filter())
+            self._give_way()
+            count = self._old.reserve(self._owner, min(self._window, self._settings.rate), self._filter())
             in_transit = self._old.transit(_BATCH) if count else []
         in_transit = [each for each in in_transit if not each.is_back]
         if not in_transit and state.phase is HandOverPhase.ABORTING:
@@ -279,7 +298,11 @@ class Mover:
             self._note(None)
         if not settled:
             return _IDLE_MS
-        return max(1, settled * 1_000 // self._settings.rate)
+        if not self._clock.is_virtual:
+            self._fit_window(settled, (time.thread_time() - used_s) * 1_000 + self._burst_ms)
+        busy_ms = self._clock.steady_ms() - start_ms - self._answer_ms
+        rest_ms = round(busy_ms * (1 / self._settings.busy_share - 1))
+        return max(1, settled * 1_000 // self._settings.rate, rest_ms)
 
     def _move_back(self, state: HandOverState) -> int:
         """Do one step of an abort, and return the pause before the next one."""
@@ -377,11 +400,10 @@ class Mover:
         return True
 
     def _filter(self) -> ReserveFilter:
-        if self._limits is None:
-            self._limits = self._new.delay_limits()
+        limits = self._new.delay_limits()
         now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
         self._refused = {topic: until_ms for topic, until_ms in self._refused.items() if steady_ms < until_ms}
-        limit_ms = self._limits.max_delay_ms
+        limit_ms = limits.max_delay_ms
         margin_ms = min(_MARGIN_MS, limit_ms // 10)
         return ReserveFilter(
             after_ms=now_ms + self._settings.lead_ms,
@@ -395,26 +417,27 @@ class Mover:
 
     def _settle(self, in_transit: Sequence[TransitMessage], state: HandOverState) -> int:
         """Look up what may have been sent, send the rest, and store how each transit ended. Return how many ended."""
-        count = 0
+        count, window = 0, self._window
         known = set(state.brokers)
-        for start in range(0, len(in_transit), _WINDOW):
+        for start in range(0, len(in_transit), window):
             if self._is_closing or (start and not self._renew()):
                 break
             failures = self._failures
             try:
-                ended = list(self._ends(in_transit[start : start + _WINDOW], known))
+                ended = list(self._ends(in_transit[start : start + window], known))
             except MQTemplateError:
                 self._return(in_transit[start:])
                 raise
             self._end(ended)
             count += len(ended)
             if self._failures > failures:
-                self._return(in_transit[start + _WINDOW :])
+                self._return(in_transit[start + window :])
                 break
         return count
 
     def _end(self, ended: Sequence[MovedMessage]) -> None:
         if ended:
+            self._give_way()
             self._old.settle(self._owner, ended)
         for each in ended:
             self._uncertain.pop(each.offset, None)
@@ -492,8 +515,11 @@ class Mover:
                 self._old.note_brokers(self._owner, [queue.broker_name])
             self._uncertain[each.offset] = self._clock.steady_ms()
             message = _delayed(each)
+            self._give_way()
             sends.append((each, self._new.sends.send_async([message], queue, _SEND_MS)))
         failure: Exception | None = None
+        start_ms = self._clock.steady_ms()
+        first_ms: int | None = None
         for each, future in sends:
             try:
                 result = future.result()
@@ -505,10 +531,32 @@ class Mover:
                 failure = exc
             else:
                 yield _moved(each, result.message_queue.broker_name, result.handle)
+            first_ms = self._clock.steady_ms() if first_ms is None else first_ms
+        if first_ms is not None:
+            self._answer_ms += first_ms - start_ms
+            self._burst_ms += self._clock.steady_ms() - first_ms
         if failure is not None:
             self._failures += 1
             self._failed_log.warning("hand_over.send_failed", reason=str(failure))
             self._note(str(failure))
+
+    def _give_way(self) -> None:
+        """Wait until the application does not send, for at most `_GIVE_WAY_MS`."""
+        end_ms = self._clock.steady_ms() + _GIVE_WAY_MS
+        while not self._clock.is_virtual and self._is_sending() and self._clock.steady_ms() < end_ms:
+            time.sleep(_GIVE_WAY_STEP_S)
+
+    def _fit_window(self, count: int, load_ms: float) -> None:
+        """Fit the number of messages of a step to the load that they are for the sends of the application.
+
+        Args:
+            count: Number of the messages of the last step.
+            load_ms: Processor time of this thread, and the time in which the new broker stored the messages.
+        """
+        if load_ms > _LOAD_MS:
+            self._window = max(_LEAST_WINDOW, self._window // 2)
+        elif count >= self._window and load_ms < _LOAD_MS / 2:
+            self._window = min(_MOST_WINDOW, self._window * 2)
 
     def _queue(self, each: TransitMessage) -> MessageQueue:
         """Return the queue of a message: the same number, or with a sharding key the one that producers choose."""

@@ -418,7 +418,7 @@ class HandOverRun:
         self.report = RunReport()
         progress = RunProgress(old.store.store_files, target)
         self._ready = ReadyCopier(old, new, progress, self.report, rate=rate, stop=self._stop, on_progress=on_progress)
-        self._settings = MoverSettings(rate=max(1, round(rate)), with_retries=True)
+        self._settings = MoverSettings(rate=max(1, round(rate)), busy_share=1, with_retries=True)
         self._mover = Mover(old, new, self._settings)
         self._is_prepared = False
         self._moved_before = 0

@@ -191,6 +191,19 @@ def _copy(broker: Broker) -> ComponentHealth:
         "lagMs": copy.lag_ms,
         "allowedLagMs": copy.max_lag_ms,
         "copiedUntil": time_text(copy.copied_ms),
+        "lastSnapshot": time_text(copy.snapshot_ms),
+        "epoch": copy.epoch,
+        "owner": copy.owner,
+        "leaseMs": copy.lease_ms,
+        "followers": [
+            {
+                "process": f"process {each.pid} on {each.host}, {each.folder}",
+                "seen": time_text(each.seen_ms),
+                "copiedUntil": time_text(each.copied_ms),
+                "isWarm": each.is_warm,
+            }
+            for each in copy.followers
+        ],
     }
     if copy.error is not None:
         details["error"] = copy.error

@@ -10,6 +10,7 @@ from mqtemplate.broker import (
     Broker,
     BrokerAdmin,
     ConsumerGroups,
+    DelayConsole,
     DelayedMessages,
     GroupDeliveries,
     GroupInfo,
@@ -214,6 +215,11 @@ class AccountBroker(Broker):
     @property
     def delayed(self) -> DelayedMessages:
         return _AccountDelayed(self._broker, self._rights)
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        """The whole broker's for an administrator; None for others, as it has figures of all topics."""
+        return self._broker.delay_console if self._rights.reads_all() else None
 
     def start(self) -> None:
         """Do nothing: the broker is started."""

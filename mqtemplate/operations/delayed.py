@@ -323,10 +323,12 @@ class PendingMessagesChange(Change):
         for each in islice(self._reached(self._access), None if self._total is None else MOST_COUNTED):
             counter.add(each.topic, each.tags, each.deliver_ms)
         is_cancel = self.change.action is PendingAction.CANCEL
-        found = counter.preview("pending message", "due", undo=_UNDO_CANCEL if is_cancel else _UNDO_MOVE)
+        undo = _UNDO_CANCEL if is_cancel else _UNDO_MOVE
+        notes = change_limits(self._access, self.change)
+        found = counter.preview("pending message", "due", notes=notes, undo=undo)
         if self._total is None:
             return found
-        notes = (f"By topic and tag are the first {counter.count:,}.",)
+        notes = (*notes, f"By topic and tag are the first {counter.count:,}.")
         return replace(found, count=self._total, last_ms=None, notes=notes)
 
     def old_values(self) -> Iterator[OldValue]:
@@ -339,6 +341,26 @@ class PendingMessagesChange(Change):
         done = DelayedOperations(self._access).move_all(moves, self._rate, on_progress, must_support=self.is_named)
         facts = {status.value: count for status, count in done.counts.items()}
         return ChangeResult(done.text, facts | {"unsupported": done.unsupported}, done)
+
+
+def change_limits(access: BrokerAccess, change: PendingChange) -> tuple[str, ...]:
+    """Return what a broker of RocketMQ does not guarantee for a change; empty for other brokers."""
+    if access.broker.delay_console is None:
+        return ()
+    of_levels = (
+        "A message with a delay level stays as it is: RocketMQ changes timers only. It is counted in the result."
+    )
+    if change.action is PendingAction.CANCEL:
+        confirmed = (
+            "RocketMQ confirms a cancel before it has found the message: one that is due within the next second may be "
+            "delivered all the same."
+        )
+        return confirmed, of_levels
+    two_steps = (
+        "RocketMQ has no request for this: the message is sent again with its new time, then the old one is cancelled. "
+        "If this process is killed in between, both are delivered, with equal ids."
+    )
+    return two_steps, of_levels
 
 
 class DueTimesRestored(PendingMessagesChange):

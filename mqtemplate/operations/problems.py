@@ -13,7 +13,7 @@ from mqtemplate.converters.readable import count_text, size_text, span_text
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.dead_letters import DeadLetters
 from mqtemplate.operations.progress import LagTrend, Trend, behind_ms
-from mqtemplate.pending import PendingQuery
+from mqtemplate.pending import BrokerDelays, PendingQuery
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import DiskUsage
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, is_schedule_group
@@ -82,6 +82,7 @@ class BrokerReading:
         letters: Group -> number of its open dead letters, if it has some.
         last_letter_ms: Group -> time (epoch ms) of its last dead letter.
         first_due_ms: Deliver time (epoch ms) of the first pending message; None without one, or if it is unknown.
+        delays: State of the delay services of the brokers of a RocketMQ cluster.
         store: State of the store; None if it is in another process.
         disk: The disk of the store directory; None if it is not on this machine.
     """
@@ -92,6 +93,7 @@ class BrokerReading:
     letters: Mapping[str, int] = field(default_factory=dict)
     last_letter_ms: Mapping[str, int] = field(default_factory=dict)
     first_due_ms: int | None = None
+    delays: Sequence[BrokerDelays] = ()
     store: StoreHealth | None = None
     holds: Sequence[RetentionHold] = ()
     disk: DiskUsage | None = None
@@ -120,6 +122,7 @@ def read_broker(access: BrokerAccess, path: Path | None) -> BrokerReading:
         letters=letters,
         last_letter_ms={name: time_ms for name in letters if (time_ms := _last_letter_ms(access, name)) is not None},
         first_due_ms=_first_due_ms(access),
+        delays=() if access.broker.delay_console is None else access.broker.delay_console.brokers(),
         store=broker.store_health(),
         holds=broker.retention_holds(),
         disk=None if path is None else FolderStoreFiles(path).disk_usage(),
@@ -134,6 +137,10 @@ def _last_letter_ms(access: BrokerAccess, group: str) -> int | None:
 def _first_due_ms(access: BrokerAccess) -> int | None:
     if Capability.PENDING not in access.broker.capabilities:
         return None
+    console = access.broker.delay_console
+    state = None if console is None else console.index_state()
+    if state is not None and not state.is_complete:
+        return None  # the first read of a cluster takes minutes, which the other figures do not wait for
     first = access.broker.delayed.pending(PendingQuery(), 1).messages
     return first[0].deliver_ms if first else None
 
@@ -147,6 +154,7 @@ def broker_problems(reading: BrokerReading, trends: Mapping[str, LagTrend] | Non
     found = [
         *_store_problems(reading),
         *_overdue(reading),
+        *_late_brokers(reading),
         *_group_problems(reading, trends or {}),
         *_dead_letters(reading),
         *_retention(reading),
@@ -181,6 +189,13 @@ def _overdue(reading: BrokerReading) -> Iterator[Problem]:
     if late_ms >= _OVERDUE_MS:
         text = f"delayed messages are overdue, the first by {span_text(late_ms)}"
         yield Problem(Severity.ERROR, ProblemKind.DELAYED, text)
+
+
+def _late_brokers(reading: BrokerReading) -> Iterator[Problem]:
+    for each in reading.delays:
+        for cause in each.causes:
+            severity = Severity.ERROR if each.late_ms >= _OVERDUE_MS else Severity.WARNING
+            yield Problem(severity, ProblemKind.DELAYED, f"broker {each.broker}: {cause}")
 
 
 def _group_problems(reading: BrokerReading, trends: Mapping[str, LagTrend]) -> Iterator[Problem]:

@@ -1,4 +1,7 @@
-"""Why a message is late: pending, released late, a paused listener, a backlog, a retry, a slow handler."""
+"""Why a message is late: pending, released late, a paused listener, a backlog, a retry, a slow handler.
+
+And how late the newest delayed messages of a topic were.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from typing import Any, TypeAlias
 
 from mqtemplate.converters.readable import span_text, time_text
 from mqtemplate.errors import MQTemplateError, UnknownNameError
-from mqtemplate.message import MessageExt
+from mqtemplate.message import MessageExt, Property
+from mqtemplate.numbers import parse_number
 from mqtemplate.operations.access import BrokerAccess, StoreAccess
 from mqtemplate.operations.audit import AuditLog
 from mqtemplate.operations.bulk import parse_time
 from mqtemplate.operations.message_path import MessagePath, PathStep, StepKind
+from mqtemplate.pending import ON_TIME_MS
 from mqtemplate.record import dead_letter
 
 RateOf: TypeAlias = Callable[[str], float | None]
@@ -337,3 +342,72 @@ class _Groups:
         reason = properties.get(dead_letter.MESSAGE)
         cause = "" if error is None else f": {error}{f': {reason}' if reason else ''}"
         return Finding(f"the handler of group {group} failed each time; a dead letter since {at}{cause}", True, group)
+
+
+# --- late deliveries ------------------------------------------------------------------------------
+
+_SAMPLED = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryLateness:
+    """Lateness of the newest deliveries of delayed messages in a topic.
+
+    Attributes:
+        count: Messages of the sample that were delayed.
+        median_ms: Time from the due time of a message until it was stored in its topic.
+        late: Messages more than `ON_TIME_MS` late.
+        first_ms: Store time of the first delivery of the sample (epoch ms).
+        last_ms: Store time of the last one.
+    """
+
+    count: int = 0
+    median_ms: int = 0
+    p99_ms: int = 0
+    max_ms: int = 0
+    late: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+
+
+def delivery_lateness(access: BrokerAccess, topic: str) -> DeliveryLateness:
+    """Return the lateness of delayed messages among the newest ones of each queue of a topic.
+
+    RocketMQ keeps the due time of a timer in the delivered message. The due time of a level is the time at which the
+    producer created the message plus the delay of the level.
+    """
+    reader, found = access.broker.reader, list[tuple[int, int]]()
+    levels_ms = access.admin.delay_levels_ms() or access.broker.delay_levels_ms
+    for span in access.admin.queue_spans(topic):
+        offset = max(span.min_offset, span.max_offset - _SAMPLED)
+        while offset < span.max_offset:
+            result = reader.pull(span.queue, offset)
+            found += [
+                (each.store_timestamp, max(0, each.store_timestamp - due_ms))
+                for each in result.messages
+                if (due_ms := _due_ms(each, levels_ms)) is not None
+            ]
+            if result.next_begin_offset <= offset:
+                break
+            offset = result.next_begin_offset
+    if not found:
+        return DeliveryLateness()
+    late, stored = sorted(each for _, each in found), [each for each, _ in found]
+    return DeliveryLateness(
+        len(found),
+        late[len(late) // 2],
+        late[min(len(late) - 1, len(late) * 99 // 100)],
+        late[-1],
+        sum(each > ON_TIME_MS for each in late),
+        min(stored),
+        max(stored),
+    )
+
+
+def _due_ms(message: MessageExt, levels_ms: Sequence[int]) -> int | None:
+    """Return when a delivered message was due; None if it was not delayed."""
+    timer_ms = parse_number(message.properties.get(Property.TIMER_OUT_MS))
+    if timer_ms is not None:
+        return timer_ms
+    level = parse_number(message.properties.get(Property.DELAY)) or 0
+    return message.born_timestamp + levels_ms[min(level, len(levels_ms)) - 1] if level > 0 and levels_ms else None

@@ -105,6 +105,7 @@ COMMANDS: dict[str, Words] = {
     "delayed ls": _fixed("delayed", "ls", "--topic", "reminders"),
     "delayed show": _fixed("delayed", "show", "due-2"),
     "delayed histogram": _fixed("delayed", "histogram", "--topic", "reminders"),
+    "delayed status": _fixed("delayed", "status"),
     "dlq ls": _fixed("dlq", "ls", "billing"),
     "dlq show": _letter("show", 0),
     "dlq diff": _letter("diff", 0),

@@ -16,6 +16,7 @@ from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import close_connections
+from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.reader.source import BatchReader, MqTemplateSource, StreamReader
 from mqtemplate.spark.records.schema import source_schema
 from mqtemplate.spark.records.versions import ReadAllAvailable
@@ -39,7 +40,7 @@ def broker(name_server: NameServer, tmp_path_factory: pytest.TempPathFactory) ->
         RocketMQ(folder, name_server, {"brokerName": name}) for folder, name in zip(folders, _BROKERS, strict=True)
     )
     with first, second:
-        cluster = ClusterBlocks((name_server.address,))
+        cluster = ClusterBlocks(BrokerLocation(name_servers=(name_server.address,)))
         eventually(lambda: len(brokers_of(cluster, "TBW102")) == 2, "both brokers have registered")
         yield from _filled(name_server, cluster)
     close_connections()

@@ -231,6 +231,35 @@ def test_too_many_delayed_messages_are_an_error_with_the_setting(rocketmq_5: str
         assert under_test.broker.delayed.count_pending(PendingQuery(key=key)).total == 2
 
 
+def test_the_index_lists_what_a_query_without_it_lists(rocketmq_5: str, tmp_path: Path) -> None:
+    """Timers, levels and cancelled messages of other clients; also those that come after the first read."""
+    path = tmp_path / "pending.sqlite"
+    with connected(rocketmq_5, tmp_path) as plain, connected(rocketmq_5, tmp_path, pending_index=path) as indexed:
+        topic = plain.topic()
+        for number in range(40):
+            delay = {Property.DELAY: "18"} if number % 4 == 0 else {Property.TIMER_DELAY_SEC: str(600 + number)}
+            sent = plain.send(topic, "x", properties={Property.KEYS: f"k{number}", **delay})
+            if number % 10 == 3:
+                assert sent.handle is not None
+                assert plain.broker.delayed.cancel(sent.handle).count == 1
+            if number == 20:
+                indexed.broker.delayed.pending(PendingQuery())
+        query = PendingQuery(topic=topic)
+        expected = plain.broker.delayed.pending(query).messages
+
+        def is_current() -> bool:
+            return indexed.broker.delayed.pending(query).messages == expected
+
+        assert len(expected) == 36
+        eventually(is_current, "the index has all records")
+        assert indexed.broker.delayed.count_pending(query) == plain.broker.delayed.count_pending(query)
+        console = indexed.broker.delay_console
+        assert console is not None
+        [state] = console.brokers()
+        assert state.problem is None
+        assert {each.level: each.delay_ms for each in state.levels}[18] == 7_200_000
+
+
 def test_a_client_with_a_namespace_lists_only_its_messages(rocketmq_5: str, tmp_path: Path) -> None:
     with connected(rocketmq_5, tmp_path, namespace="shop") as inside, connected(rocketmq_5, tmp_path) as outside:
         topic, key = inside.topic(), inside.name("4466")

@@ -19,9 +19,9 @@ def main(folder: str, url: str) -> None:
         queue = MessageQueue(TOPIC, broker.name, 0)
         for number in count():
             broker.sends.send(Message(TOPIC, b"%d" % number), queue)
-            # The lag first: what is copied until then can only be more.
-            lag_bytes = broker.copy_health().lag_bytes
-            copied = max(broker.store.end_offset - lag_bytes, 0)
+            # The end first: what is appended meanwhile counts as not copied.
+            end = broker.store.end_offset
+            copied = max(end - broker.copy_health().lag_bytes, 0)
             print(number + 1, copied, flush=True)
 
 

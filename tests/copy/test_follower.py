@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import socket
 from collections.abc import Iterator
@@ -12,10 +13,15 @@ from pathlib import Path
 import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
+from mqtemplate.converters.readable import time_text
+from mqtemplate.copy import follower as follower_module
 from mqtemplate.copy.follower import Follower, FollowLoop, request_promotion
+from mqtemplate.copy.objects import FolderObjects
 from mqtemplate.copy.restore import restore_store
 from mqtemplate.errors import CopyError, SendError, StoreError, StoreLockedError
 from mqtemplate.message import Message
+from mqtemplate.observability.health import broker_checks
+from mqtemplate.observability.settings import HealthSettings
 from mqtemplate.store.files.store_files import ABORT_FILE
 from mqtemplate.testing import Harness
 from tests.copy.recorded import RecordedRun, opened_state, small_settings, state_of
@@ -288,6 +294,99 @@ def test_an_owner_of_this_machine_must_have_ended(shop: Shop) -> None:
         Harness(broker).advance("2s")
         with pytest.raises(StoreLockedError, match="the original .*store is in use by process .*Stop that one first"):
             standby.promote(force=True)
+
+
+# --- what operators see -----------------------------------------------------------------------------
+
+
+def test_the_owner_knows_its_followers_their_state_and_the_last_snapshot(shop: Shop) -> None:
+    """A follower writes a sign of life, and the owner reads it with its own. It is gone with the follower."""
+    with shop.broker() as broker:
+        harness = Harness(broker)
+        send(broker, "one")
+        harness.advance("2s")
+        began_ms = shop.clock.now_ms()
+        with follower(shop) as standby:
+            standby.catch_up()
+            harness.advance("21s")
+
+            health = broker.copy_health()
+            assert (health.epoch, health.lease_ms) == (1, None)
+            assert health.owner == f"process {os.getpid()} on {socket.gethostname()}, {broker.path}"
+            assert health.snapshot_ms is not None
+            assert health.snapshot_ms <= began_ms
+            (found,) = health.followers
+            assert (found.host, found.pid) == (socket.gethostname(), os.getpid())
+            assert (found.folder, found.seen_ms) == (str(standby.path), began_ms)
+            assert standby.state is not None
+            assert found.copied_ms == standby.state.moment_ms
+            details = broker_checks(broker, HealthSettings())["copy"]().details
+            assert details["epoch"] == 1
+            assert details["lastSnapshot"] == time_text(health.snapshot_ms)
+            assert [each["process"] for each in details["followers"]] == [
+                f"process {found.pid} on {found.host}, {found.folder}"
+            ]
+        harness.advance("21s")
+        assert broker.copy_health().followers == ()
+
+
+def test_a_sign_of_a_follower_is_forgotten_after_a_day(shop: Shop) -> None:
+    """A follower whose machine is gone deletes nothing: operators see when it was there last."""
+    with shop.broker() as broker:
+        harness = Harness(broker)
+        harness.advance("2s")
+        standby = follower(shop)
+        standby.catch_up()  # killed after that
+        harness.advance("1h")
+        assert len(broker.copy_health().followers) == 1
+
+        harness.advance("24h")
+
+        assert broker.copy_health().followers == ()
+        assert shop.objects.list("followers/") == {}
+
+
+class ReadOnlyObjects(FolderObjects):
+    """A place with an account that may only read."""
+
+    def put(self, name: str, data: bytes) -> None:
+        raise CopyError(f"{self.url}: {name}: access denied")
+
+
+def test_a_follower_that_may_not_write_follows_on(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(follower_module, "open_objects", lambda url, options: ReadOnlyObjects(url))
+    with shop.broker() as broker, follower(shop) as standby:
+        harness = Harness(broker)
+        send(broker, "one")
+        harness.advance("2s")
+
+        standby.catch_up()
+        assert "access denied" in caplog.text
+        caplog.clear()
+        send(broker, "two")
+        harness.advance("30s")
+        send(broker, "three")
+        harness.advance("2s")
+        with caplog.at_level(logging.WARNING):
+            assert standby.catch_up() > 0
+
+        assert "copy.follower_unseen" not in caplog.text  # the first one was logged, and no other
+    assert opened_state(shop.folder / "store", shop.clock.now_ms()).delivered == ["one", "two", "three"]
+
+
+def test_what_is_no_sign_of_a_follower_is_left_out(shop: Shop) -> None:
+    with shop.broker() as broker:
+        harness = Harness(broker)
+        harness.advance("2s")
+        for number, text in enumerate((b"{", b"[]", b"{}", b'{"host": "a", "pid": "x"}')):
+            shop.objects.put(f"followers/{number}.json", text)
+
+        harness.advance("21s")
+
+        health = broker.copy_health()
+        assert (health.error, health.followers) == (None, ())
 
 
 # --- the process that follows -----------------------------------------------------------------------

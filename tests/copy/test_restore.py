@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,14 @@ def send(broker: EmbeddedBroker, key: str, properties: Mapping[str, str]) -> Non
     broker.sends.send(Message("orders", key.encode(), {Property.KEYS: key, **properties}))
 
 
+def positive(offsets: Mapping[int, int]) -> dict[int, int]:
+    """Return the offsets of the queues of which a group has done something."""
+    return {queue: offset for queue, offset in offsets.items() if offset}
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_restore_has_the_state_of_each_moment(tmp_path: Path, seed: int) -> None:
-    """Sends, levels, timers, cancels, reschedules, releases: each moment of a recorded run is restored exactly."""
+    """Sends, levels, timers, cancels, reschedules, releases, POP, transactions: each moment is restored exactly."""
     clock = VirtualClock()
     with copied(tmp_path, clock) as broker:
         run = RecordedRun(broker, clock, seed)
@@ -55,9 +61,13 @@ def test_a_restore_has_the_state_of_each_moment(tmp_path: Path, seed: int) -> No
             found = restored(tmp_path, f"at-{moment}", moment, clock)
             expected = run.history[moment]
 
-            assert (found.delivered, found.pending) == (expected.delivered, expected.pending)
-            # Offsets are as of the last copy: never ahead of what the group had consumed.
+            # Offsets are as of the last copy: never ahead of what the group had consumed. Those of POP are in the log.
             assert all(found.committed[queue] <= expected.committed[queue] for queue in found.committed)
+            assert positive(found.done) == positive(expected.done)
+            assert replace(found, committed={}, done={}) == replace(expected, committed={}, done={})
+        assert any(state.in_flight for state in run.history.values())
+        assert any(state.retries for state in run.history.values())
+        assert any(state.half for state in run.history.values())
 
 
 def test_a_restore_without_a_moment_has_all_that_was_copied(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ ELSEWHERE = {
     "spark.md": ("tests/docs/test_spark_page.py", [""]),
     **{
         f"spark/{page}.md": ("tests/docs/test_spark_page.py", [""])
-        for page in ("delta", "iceberg", "databases", "parquet")
+        for page in ("streams", "delta", "iceberg", "databases", "parquet")
     },
 }
 

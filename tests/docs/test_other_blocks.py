@@ -20,7 +20,10 @@ from mqtemplate.cli.main import main
 from tests.docs.fences import DOCS, ROOT, Fence, fences
 
 PAGES = sorted(DOCS.rglob("*.md"))
-OTHER_PROGRAMS = {"celery", "git", "mqadmin", "sha256sum", "spark-submit", "taskiq", "uvicorn"}
+OTHER_PROGRAMS = {
+    *("celery", "git", "mqadmin", "sha256sum", "spark-pipelines", "spark-submit", "start-connect-server.sh", "taskiq"),
+    "uvicorn",
+}
 """Programs whose command lines are theirs."""
 
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"])

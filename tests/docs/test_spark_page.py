@@ -31,6 +31,20 @@ template.sync_send("orders:paid", "tea")
 template.sync_send("reminders", "later", delay="3h", keys="4466")
 """
 
+FOR_STREAMS = """
+from mqtemplate import EmbeddedBroker, Message
+from mqtemplate.spark import LocalServer, session
+
+broker = EmbeddedBroker("./data")
+broker.start()
+server = LocalServer(broker)
+server.start()
+for key, customer, message_id in (("1", "ann", "A1"), ("2", "bob", "B1"), ("1", "ann", "A1")):
+    body = b'{"customer": "%s", "cents": 100}' % customer.encode()
+    broker.sends.send(Message("payments", body, {"KEYS": key, "UNIQ_KEY": message_id}))
+broker.sends.send(Message("orders", b"tea", {"KEYS": "2"}))
+"""
+
 AFTER = """
 server.stop()
 broker.close()
@@ -39,9 +53,17 @@ print("the end of the page")
 """
 
 
+AFTER_STREAMS = """
+count = lambda name: session().read.parquet(f"out/{name}").count()
+balances = {row.customer: row.cents for row in session().read.parquet("out/balances").collect()}
+found = [count(name) for name in ("once", "with_region", "pairs", "hourly")]
+assert (found, balances) == ([2, 3, 1, 3], {"ann": 200, "bob": 100}), (found, balances)
+"""
+
+
 @pytest.mark.parametrize("page", ["delta", "iceberg", "databases", "parquet"])
 def test_a_page_on_tables_shows_the_listeners_that_are_killed(page: str) -> None:
-    """`bench/spark_exactly_once.py` runs them. The pages write out the attributes of their decorators."""
+    """`bench/spark_exactly_once.py` and its test run them. The attributes of their decorators are written out here."""
     example = (ROOT / "examples" / "spark_tables.py").read_text("utf-8")
     blocks = [block.text for block in fences(DOCS / "spark" / f"{page}.md") if block.language == "python"]
     functions = re.findall(
@@ -52,6 +74,21 @@ def test_a_page_on_tables_shows_the_listeners_that_are_killed(page: str) -> None
     for name, body in functions:
         assert f"def {name}(" in example
         assert body in example
+
+
+@pytest.mark.spark
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_the_page_on_streams_runs(tmp_path: Path) -> None:
+    """Each example reads the same three messages, two of which are one that a producer sent twice."""
+    blocks = [block.text for block in fences(DOCS / "spark" / "streams.md") if block.language == "python"]
+    (tmp_path / "page.py").write_text("\n".join([FOR_STREAMS, *blocks, AFTER_STREAMS, AFTER]), "utf-8")
+
+    done = run_python(tmp_path, "page.py")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 payments\n" in done.stdout
+    assert "3 payments in the files" in done.stdout
 
 
 @pytest.mark.spark

@@ -122,6 +122,17 @@ def test_a_step_of_the_tutorial_works_by_its_text(step: Path, reader: Reader) ->
     reader.run_commands(step)
 
 
+@pytest.mark.spark
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_the_tutorial_for_data_engineers_works_by_its_text(reader: Reader) -> None:
+    pytest.importorskip("pyspark")
+    page = DOCS / "spark" / "tutorial" / "index.md"
+    reader.write_files(page)
+
+    reader.run_commands(page)
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(600)  # thirty programs, one after the other
 def test_the_whole_tutorial_in_one_folder(reader: Reader) -> None:

@@ -339,7 +339,7 @@ def test_a_hand_over_is_confirmed_once_the_old_broker_is_empty_and_then_it_refus
     brokers.old.groups.commit_offset("billing", queue, 0)
     with pytest.raises(HandOverError) as refused:
         brokers.old.hand_over.change(HandOverPhase.CONFIRMED)
-    assert "1 messages are pending here; group billing has not consumed 1 messages of orders" in str(refused.value)
+    assert "1 message is pending here; group billing has not consumed 1 message of orders" in str(refused.value)
 
     brokers.advance(1_000)
     brokers.old.groups.commit_offset("billing", queue, 1)

@@ -10,10 +10,14 @@ import pytest
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
+from mqtemplate.errors import BrokerError
 from mqtemplate.handover.mover import Mover, MoverSettings
 from mqtemplate.message import Message
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
-from tests.brokers.remote.clients import client, server
+from mqtemplate.remoting.protocol import RequestCode
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
+from tests.brokers.remote.clients import client, remote, server
+from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.waiting import eventually
 
 HOUR_MS = 3_600_000
@@ -68,6 +72,23 @@ def test_pending_messages_move_to_a_server_with_ids_and_due_times(old: Broker, n
         assert ended is not None
         assert new.delayed.cancel(ended.handle).status is ScheduleChangeStatus.CANCELLED
     assert due_times(new) == {}
+
+
+def test_a_cluster_without_a_broker_at_the_start_is_asked_again_for_its_longest_delay() -> None:
+    """Else the mover would take it for one without timers, and move nothing."""
+    config = b"messageDelayLevel=1s 5s\ntimerPrecisionMs=1000\ntimerRollWindowSlot=172800\ntimerMaxDelaySec=259200"
+    with ScriptedBroker() as cluster:
+        cluster.script(RequestCode.GET_BROKER_CONFIG, lambda request: request.response(body=config))
+        cluster.script(
+            RequestCode.GET_BROKER_CLUSTER_INFO, lambda request: request.response(body=ClusterInfo().encode())
+        )
+        with remote(cluster) as broker:
+            with pytest.raises(BrokerError, match="no broker is registered at the name servers"):
+                broker.delay_limits()
+
+            cluster.script(RequestCode.GET_BROKER_CLUSTER_INFO, cluster._cluster)
+
+            assert broker.delay_limits().max_delay_ms == 259_200_000
 
 
 def test_a_mover_that_was_killed_after_a_send_is_followed_by_one_that_finds_the_messages(

@@ -15,6 +15,7 @@ pytest.importorskip("pyarrow")
 
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.spark.location.cluster_connection import connect
+from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.location.option_values import is_pending_view
 from mqtemplate.spark.pending.reader import PendingOptions
 from mqtemplate.spark.reader.options import SourceOptions
@@ -58,7 +59,9 @@ class Options:
         path = self._folder / "client.json"
         if text:
             path.write_text(text)
-        for line in _printed(lambda: connect(("127.0.0.1:9",), str(path)), None):
+        for line in _printed(
+            lambda: connect(BrokerLocation(name_servers=("127.0.0.1:9",), client_file=str(path))), None
+        ):
             yield line.replace(str(path), "FILE").replace(socket.gethostname(), "HOST")
 
 

@@ -352,6 +352,7 @@ class EmbeddedPop(PopConsumers):
             max_attempts=specs[0].max_reconsume_times + 1,
             client=_THIS_PROCESS,
             session=_session_of(group) if auto_renew else "",
+            key_limits=specs[0].key_limits,
         )
         return [self._received(popped) for popped in self._pop(request, wait_ms).messages]
 

@@ -34,7 +34,6 @@ from mqtemplate.broker.hand_over import (
 )
 from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import response_error
-from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs
 from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue, Property
@@ -104,7 +103,7 @@ class RemoteAdmin(BrokerAdmin):
         return dict(sorted(found.items()))
 
     def delay_levels_ms(self) -> Sequence[int] | None:
-        for name in self._masters():
+        for name in self._context.routes.registered_masters():
             try:
                 return self._configs.of(name).levels.delays_ms
             except BrokerError:  # access control may forbid the request
@@ -131,7 +130,7 @@ class RemoteAdmin(BrokerAdmin):
 
     def delete_topic(self, topic: str) -> None:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))
-        for address in self._masters().values():
+        for address in self._context.routes.registered_masters().values():
             request = RemotingCommand.request(RequestCode.DELETE_TOPIC_IN_BROKER, header)
             self._context.call(address, request, f"delete topic {topic!r}")
         self._context.routes.name_servers.delete_topic(topic)
@@ -198,7 +197,8 @@ class RemoteAdmin(BrokerAdmin):
 
     def deliveries(self, group: str) -> GroupDeliveries | None:
         """Return the messages of our servers. Brokers of RocketMQ tell only how many messages are in flight."""
-        found = [each for name, address in self._masters().items() if (each := self._of(name, address, group))]
+        masters = self._context.routes.registered_masters()
+        found = [each for name, address in masters.items() if (each := self._of(name, address, group))]
         if not found:
             return None
         messages = sorted((message for each in found for message in each.messages), key=lambda each: each.since_ms)
@@ -270,7 +270,7 @@ class RemoteAdmin(BrokerAdmin):
         wrapped = self._names.wrap(name)
         code, header = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, headers.GetAllSubscriptionGroupRequestHeader()
         tables = dict(self._read(code, header, bodies.SubscriptionGroupWrapper, "list groups"))
-        for broker_name, address in self._masters().items():
+        for broker_name, address in self._context.routes.registered_masters().items():
             if broker_name in tables and wrapped in tables[broker_name].subscription_group_table:
                 continue
             config = bodies.SubscriptionGroupConfig(group_name=wrapped)
@@ -284,7 +284,7 @@ class RemoteAdmin(BrokerAdmin):
                 f"move its offsets instead with: mqtemplate offsets reset {group} TOPIC --to latest"
             )
         header = headers.DeleteSubscriptionGroupRequestHeader(group_name=self._names.wrap(group), clean_offset=True)
-        for address in self._masters().values():
+        for address in self._context.routes.registered_masters().values():
             request = RemotingCommand.request(RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
             self._context.call(address, request, f"forget group {group!r}")
 
@@ -306,10 +306,6 @@ class RemoteAdmin(BrokerAdmin):
 
     # --- requests ------------------------------------------------------------------------------
 
-    def _masters(self) -> dict[str, str]:
-        brokers = self._context.routes.brokers()
-        return {name: by_id[MASTER_ID] for name, by_id in sorted(brokers.items()) if MASTER_ID in by_id}
-
     def _read(
         self,
         code: int,
@@ -324,7 +320,7 @@ class RemoteAdmin(BrokerAdmin):
             accept: Codes of responses that are not errors.
         """
         found = []
-        for name, address in self._masters().items():
+        for name, address in self._context.routes.registered_masters().items():
             response = self._context.call(address, RemotingCommand.request(code, header), operation, accept=accept)
             if response.code == ResponseCode.SUCCESS and response.body:
                 found.append((name, body.decode(response.body)))
@@ -343,7 +339,7 @@ class RemoteHandOver(OldBroker):
         self._namespace = context.namespace
 
     def _call(self, code: int, action: str, value: object = None, **fields: str | None) -> Any:
-        names = sorted(self._context.routes.master_names())
+        names = self._context.routes.master_names()
         if len(names) != 1:
             raise UnsupportedError(
                 f"a hand-over is from one broker, and this cluster has {len(names)}: {', '.join(names)}; start one for "

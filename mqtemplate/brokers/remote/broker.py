@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from mqtemplate.broker import BrokerAdmin, Capability, DelayedMessages, MessageReader, TopicMessageType
+from mqtemplate.broker import BrokerAdmin, Capability, DelayConsole, DelayedMessages, MessageReader, TopicMessageType
 from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
 from mqtemplate.brokers.remote.admin import RemoteAdmin, RemoteHandOver
 from mqtemplate.brokers.remote.client_broker import ClientBroker
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, RouteTable
+from mqtemplate.brokers.remote.cluster.routes import RouteTable
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
 from mqtemplate.brokers.remote.consuming.members import Members
@@ -107,9 +107,9 @@ class RemoteBroker(ClientBroker[ClusterClient]):
         configs = [self._client.delay_configs.of(name) for name in self._client.context.routes.master_names()]
         slots_ms = [each.slot_ms for each in configs if each.slot_ms is not None]
         return DelayLimits(
-            max_delay_ms=min([each.max_delay_ms for each in configs], default=0),
+            max_delay_ms=min(each.max_delay_ms for each in configs),
             precision_ms=max(slots_ms, default=1),
-            levels_ms=configs[0].levels.delays_ms if configs else (),
+            levels_ms=configs[0].levels.delays_ms,
         )
 
     def find_records(self, topics: Sequence[str], msg_id: str) -> FoundRecords:
@@ -148,6 +148,10 @@ class RemoteBroker(ClientBroker[ClusterClient]):
     @property
     def delayed(self) -> DelayedMessages:
         return self._client.delayed
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        return self._client.delay_console
 
     def change_delay_levels(self, text: str) -> None:
         """Use another level table on each server, such as ``"1s 10s 2h"``.
@@ -190,7 +194,7 @@ def create_topic(
     if queue_count < 1:
         raise MessageError(f"a topic has 1 queue or more, got queue_count {queue_count}")
     counts = _queue_counts(context.routes, topic)
-    masters = {name: by_id[MASTER_ID] for name, by_id in context.routes.brokers().items() if MASTER_ID in by_id}
+    masters = context.routes.registered_masters()
     changed = [name for name in masters if counts[name] < queue_count or message_type is not None]
     if message_type is not None:
         _check_types(context, topic, message_type, masters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqtemplate.broker import Capability, DelayedMessages
+from mqtemplate.broker import Capability, DelayConsole, DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
 from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages, log_failure
 from mqtemplate.brokers.remote.cluster.queries import Queries
@@ -13,6 +13,8 @@ from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs, Recalls
 from mqtemplate.brokers.remote.delayed.control import PendingKeySends, RocketMQCluster
+from mqtemplate.brokers.remote.delayed.index import PendingIndex
+from mqtemplate.brokers.remote.delayed.index_reader import ClusterDelayConsole, IndexReader
 from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
@@ -85,8 +87,11 @@ class ClusterClient:
         self.our_server = OurServer(context, self.producer.factory)
         self._recalls = Recalls(context)
         self.delay_configs = DelayConfigs(context)
+        path = settings.pending_index
+        index = None if path is None else IndexReader(context, self.queries, self.delay_configs, PendingIndex(path))
+        self._console = ClusterDelayConsole(context, self.queries, self.delay_configs, index)
         self._rocketmq_cluster = RocketMQCluster(
-            context, self.queries, self.producer, self._recalls, self.delay_configs
+            context, self.queries, self.producer, self._recalls, self.delay_configs, index
         )
         self._pending_key_sends = PendingKeySends(context, self._rocketmq_cluster, self.producer, self._recalls)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
@@ -175,6 +180,11 @@ class ClusterClient:
         self._first.register_at(masters)
         is_ours = all(Capability.PENDING in self._first.announced.get(address, ()) for address in masters)
         return self.our_server if masters and is_ours else self._rocketmq_cluster
+
+    @property
+    def delay_console(self) -> DelayConsole | None:
+        """State of the brokers' delay services; None for servers of this library, which have pages of their own."""
+        return self._console if self.delayed is self._rocketmq_cluster else None
 
     def leave(self) -> None:
         """Close the members and unregister, while the services still run."""

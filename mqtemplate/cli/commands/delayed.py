@@ -170,6 +170,47 @@ def histogram(
     call.output.line(f"{counts.total} messages")
 
 
+@command(_DELAYED, "status", "delayed status --name-server mq1:9876", "delayed status --topic orders --json")
+def status(
+    call: CommandCall,
+    topic: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", autocompletion=topic_names, help="with the late deliveries of a topic"),
+    ] = None,
+) -> None:
+    """Show the timers and delay levels of a RocketMQ cluster: which broker is late, and why."""
+    from dataclasses import asdict
+
+    from mqtemplate.errors import UnsupportedError
+    from mqtemplate.operations.why_late import delivery_lateness
+
+    with call.access() as access:
+        console = access.broker.delay_console
+        if console is None:
+            raise UnsupportedError("this is no cluster of RocketMQ; see mqtemplate status and mqtemplate why")
+        brokers = console.brokers()
+        late = None if topic is None else delivery_lateness(access, topic)
+    found = [asdict(each) | {"late_ms": each.late_ms, "causes": each.causes} for each in brokers]
+    call.output.document({"brokers": found, "topic": topic, "lateness": None if late is None else asdict(late)})
+    for each in brokers:
+        state = each.problem or "; ".join(each.causes) or "on time"
+        call.output.line(f"{each.broker}: {state}")
+        if each.has_timers:
+            call.output.line(
+                f"  timers: {each.timer_pending:,} on the wheel, {each.timer_unread:,} not on it yet, the slot that it "
+                f"delivers now is {span_text(each.timer_behind_ms)} old"
+            )
+        for level in each.levels:
+            delay = "unknown" if level.delay_ms is None else span_text(level.delay_ms)
+            late_by = "unknown" if level.late_ms is None else span_text(level.late_ms)
+            call.output.line(f"  level {level.level} ({delay}): {level.pending:,} pending, late by {late_by}")
+    if late is not None:
+        call.output.line(
+            f"{topic}: of the last {late.count:,} delayed messages {late.late:,} were late; median "
+            f"{span_text(late.median_ms)}, 99 % {span_text(late.p99_ms)}, most {span_text(late.max_ms)}"
+        )
+
+
 def _all(
     call: CommandCall, pending: DelayedOperations, query: PendingQuery, max_count: int | None = None
 ) -> list[PendingMessage]:

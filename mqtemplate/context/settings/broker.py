@@ -87,8 +87,9 @@ class BrokerSettings(EmbeddedSettings):
     @classmethod
     def _check_shapes(cls, value: Mapping[str, TopicShape]) -> Mapping[str, TopicShape]:
         with as_value_error():
-            for name in value:
+            for name, shape in value.items():
                 check_send_topic(name)
+                shape.check(name)
         return value
 
     @field_validator("delete_when", mode="before")
@@ -345,6 +346,11 @@ class ClusterSettings(ClientIntervals):
 
     offset_path: Path | None = None
     """Directory with the offsets of broadcasting groups; ``~/.rocketmq_offsets`` if not given."""
+
+    pending_index: Path | None = None
+    """File with an index of the pending messages of a RocketMQ cluster, which is built at its first use; without it
+    each query reads all of them, up to ``pending-read-limit``. The command line and the dashboard have one by default;
+    see [delay console](delay-console.md)."""
 
     auto_batch: bool = same_as(RemoteSettings, "auto_batch")
 

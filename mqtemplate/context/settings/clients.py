@@ -169,6 +169,9 @@ def remote_settings(settings: AppSettings) -> RemoteSettings:
         max_message_size=producer.max_message_size or defaults.max_message_size,
         compress_threshold=producer.compress_message_body_threshold,
         offset_path=settings.absolute(own.offset_path, "mqtemplate.cluster.offset-path") if own.offset_path else None,
+        pending_index=(
+            settings.absolute(own.pending_index, "mqtemplate.cluster.pending-index") if own.pending_index else None
+        ),
         **{field.name: getattr(own, field.name) for field in fields(ClientIntervals)},
     )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +17,11 @@ from mqtemplate.delay.timers.shaping import NEAR_DTYPE, NearTerm, Shaper
 from mqtemplate.delay.timers.timer_log import Magic, TimerUnit, create_units, slots_of
 from mqtemplate.record.codec import StoredRecord
 
+if TYPE_CHECKING:
+    from mqtemplate.delay.timers.fairness import FairTimers
+
 _EMPTY = np.empty(0, np.int64)
+_DUE_FIELDS = ("physical_offset", "record_size", "write_time_ms")  # of a unit, for `DueRecord` after its due time
 
 IsReplaced = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -38,6 +45,7 @@ class TimerBacklog:
 
     Attributes:
         open: Open slot -> end of the commit log when it opened. Releases from the slot are after it.
+        keys_of: See `TimerSource`.
         next_slot_ms: The first live slot that is not open; `NEVER_MS` without one.
         balance: Number of messages taken in since construction, minus those that left. Delete markers do not count.
     """
@@ -53,6 +61,8 @@ class TimerBacklog:
     ) -> None:
         self._shaper = shaper
         self.held = shaper.held
+        self.fair = shaper.fair
+        self.keys_of = reader.keys_of
         self._settings = files.settings
         self._reader = reader
         self._is_replaced = is_replaced
@@ -210,9 +220,19 @@ class TimerBacklog:
             done |= np.fromiter(map(self._removed.__contains__, offsets.tolist()), np.bool_, len(offsets))
         return done
 
+    @property
+    def held_due_ms(self) -> int:
+        """A time before which no timer is due that a shape holds; `NEVER_MS` without one."""
+        return min(self.held.first_due_ms, NEVER_MS if self.fair is None else self.fair.first_due_ms)
+
+    @property
+    def held_release_ms(self) -> int:
+        """Time at which the next timer may be released that a shape holds; `NEVER_MS` without one."""
+        return min(self.held.next_release_ms, NEVER_MS if self.fair is None else self.fair.next_release_ms)
+
     def close_slots(self, now_ms: int) -> None:
         """Close the slots that are past and have no messages left."""
-        next_due_ms = min(self.near.next_due_ms, self.held.first_due_ms)
+        next_due_ms = min(self.near.next_due_ms, self.held_due_ms)
         for slot_ms in sorted(self.open):
             end_ms = slot_ms + self._settings.precision_ms
             if end_ms > now_ms or next_due_ms <= end_ms:
@@ -223,6 +243,8 @@ class TimerBacklog:
             if not self.open:  # the next reader of the files starts after these slots, so their units need no marks
                 self.near.take_dropped()
                 self.held.take_dropped()
+                if self.fair is not None:
+                    self.fair.take_dropped()
                 self._dropped = _EMPTY
         self.close_empty_slots(now_ms)
 
@@ -233,6 +255,8 @@ class TimerBacklog:
         taken = self.near.take(now_ms, max_count)
         if len(self.held):
             taken = self._with_held(taken, now_ms, max_count)
+        if self.fair:
+            taken = self._with_fair(self.fair, taken, now_ms, max_count)
         if self._parked_markers:
             # A parked marker ends the batch: it must be on the wheel again before the message it names is released.
             for count, item in enumerate(taken, start=1):
@@ -247,6 +271,19 @@ class TimerBacklog:
         ordered = [(order_ms, item) for order_ms, item, _ in held] + [(item.due_ms, item) for item in taken]
         return [item for _, item in sorted(ordered)][:max_count]
 
+    def _with_fair(self, timers: FairTimers, taken: list[DueRecord], now_ms: int, max_count: int) -> list[DueRecord]:
+        """Return *taken* with the timers of fair topics that may be released, which keep their own order."""
+        fair = timers.take(now_ms, max_count, self)
+        self.eligible_ms |= {item.physical_offset: release_ms for _, item, release_ms in fair}
+        others = [(item.due_ms, item, item.due_ms) for item in taken]
+        return [item for _, item, _ in heapq.merge(fair, others, key=itemgetter(0))][:max_count]
+
+    def due_records(self, positions: np.ndarray) -> list[DueRecord]:
+        """See `TimerSource`."""
+        units = self.files.log.gather(positions)
+        columns = (self._reader.due_times(units), *(units[name] for name in _DUE_FIELDS))
+        return [DueRecord(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
+
     def not_deleted(self, taken: list[DueRecord]) -> list[DueRecord]:
         """Return the messages of *taken* that no delete marker of their slot names."""
         return [item for item in taken if not self._is_deleted(item)] if self._deleted else taken
@@ -260,7 +297,8 @@ class TimerBacklog:
 
     def drop(self, taken: list[DueRecord]) -> None:
         """Forget messages that `take` returned: they are released."""
-        self.near.drop(self.held.drop(taken) if len(self.held) else taken)
+        rest = self.fair.drop(taken) if self.fair else taken
+        self.near.drop(self.held.drop(rest) if len(self.held) else rest)
         self.eligible_ms.clear()
         self.balance -= len(taken)
         if taken and taken[-1].physical_offset in self._parked_markers:  # `take` ends a batch with it
@@ -279,12 +317,17 @@ class TimerBacklog:
     def is_near(self, unit: TimerUnit, record: StoredRecord) -> bool:
         """Return True if a message of an open slot is not released, cancelled or moved."""
         due_ms = self.due_in_slot_ms(unit, record)
-        return self.near.contains(due_ms, record.physical_offset) or self.held.contains(record.physical_offset)
+        if self.near.contains(due_ms, record.physical_offset) or self.held.contains(record.physical_offset):
+            return True
+        found = self.files.log.find(record.physical_offset) if self.fair else None
+        return self.fair is not None and found is not None and self.fair.contains(found[0])
 
     def near_offsets(self) -> np.ndarray:
         """Return the physical offsets of the pending messages of open slots, ascending."""
-        offsets = self.near.physical_offsets()
-        return np.sort(np.concatenate([offsets, self.held.physical_offsets()])) if len(self.held) else offsets
+        pieces = [self.near.physical_offsets(), self.held.physical_offsets()]
+        if self.fair:
+            pieces.append(self.files.log.gather(np.sort(self.fair.positions()))["physical_offset"].astype(np.int64))
+        return np.sort(np.concatenate(pieces))
 
     def remove(self, record: StoredRecord) -> None:
         """Never release a message, if it is on the wheel."""
@@ -295,7 +338,8 @@ class TimerBacklog:
         self._removed[record.physical_offset] = position
         if unit.slot_ms in self.open:
             due_ms = self.due_in_slot_ms(unit, record)
-            if not self.held.remove(record.physical_offset):
+            is_held = self.fair is not None and self.fair.remove(position, due_ms)
+            if not is_held and not self.held.remove(record.physical_offset):
                 self.near.remove(due_ms, record.physical_offset)
         if not unit.magic & Magic.DELETE:
             self.balance -= 1
@@ -315,7 +359,10 @@ class TimerBacklog:
         The commit log shows that their messages are gone, but RocketMQ does not read it there. When it opens the files,
         it releases all of an open slot except units that are marked as done.
         """
-        self._dropped = np.unique(np.concatenate([self._dropped, self.near.take_dropped(), self.held.take_dropped()]))
+        dropped = [self._dropped, self.near.take_dropped(), self.held.take_dropped()]
+        if self.fair is not None:
+            dropped.append(self.fair.take_dropped())
+        self._dropped = np.unique(np.concatenate(dropped))
         if not self._removed:
             return self._dropped
         return np.union1d(self._dropped, np.fromiter(self._removed.values(), np.int64, len(self._removed)))

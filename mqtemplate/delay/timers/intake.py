@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, Protocol, TypeAlias
@@ -17,6 +18,7 @@ from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1
 from mqtemplate.record.properties import (
     NAME_VALUE_SEPARATOR,
+    PRIORITY_PROPERTY,
     PROPERTY_SEPARATOR,
     REAL_TOPIC,
     REPLACED_LEVEL,
@@ -48,6 +50,9 @@ _MAX_READ_BYTES = 1 << 20
 _TOPIC = bytes([len(TIMER_TOPIC)]) + TIMER_TOPIC.encode()
 _BEFORE_PROPERTIES = HEAD.size + len(_TOPIC) + 2
 
+MAX_PRIORITY = (1 << 31) - 1
+_MAX_KEPT_BYTES = 64
+_PRIORITY = PRIORITY_PROPERTY.encode() + NAME_VALUE_SEPARATOR
 _OUT_MS, _DELIVER_MS, _DELAY_MS, _DELAY_SEC, _REAL_TOPIC, _DEL_UNIQKEY = (
     PROPERTY_SEPARATOR + name + NAME_VALUE_SEPARATOR
     for name in (TIMER_OUT_MS, TIMER_DELIVER_MS, TIMER_DELAY_MS, TIMER_DELAY_SEC, REAL_TOPIC, TIMER_DEL_UNIQKEY)
@@ -160,6 +165,39 @@ class TimerTopicReader:
             times[unknown[np.searchsorted(physical_offsets, found["physical_offset"])]] = found["deliver_ms"]
         return times
 
+    def keys_of(self, rows: np.ndarray, name: bytes) -> tuple[list[bytes], np.ndarray]:
+        """Return for each of *rows* the value of a property, empty without it, and the priority of the message.
+
+        Args:
+            rows: Array with a ``physical_offset`` and a ``size``.
+            name: Name of the property; empty for none.
+        """
+        order = np.argsort(rows["physical_offset"])
+        offsets, sizes = rows["physical_offset"][order].tolist(), rows["size"][order].tolist()
+        keys, priorities = [b""] * len(rows), np.zeros(len(rows), np.int64)
+        wanted = name + NAME_VALUE_SEPARATOR
+        for first, end, data in self.groups(offsets, sizes):
+            for index, at in enumerate(order[first:end].tolist(), start=first):
+                properties = self._properties(data, offsets[index] - offsets[first], offsets[index], sizes[index])
+                if name and (value := _value(properties, wanted)):
+                    keys[at] = value if len(value) <= _MAX_KEPT_BYTES else hashlib.sha256(value).digest()
+                if _PRIORITY in properties:
+                    priorities[at] = min(_number(b"\x02" + properties, b"\x02" + _PRIORITY) or 0, MAX_PRIORITY)
+        return keys, priorities
+
+    def _properties(self, data: bytes, at: int, physical_offset: int, size: int) -> bytes:
+        """Return the encoded properties of a record; empty if it is unreadable: its release reports that."""
+        if at + size <= len(data) and size >= _BEFORE_PROPERTIES:
+            found_size, magic, found_offset, flags, _, _, body_length = HEAD.unpack_from(data, at)
+            topic_at = at + HEAD.size + body_length
+            is_plain = found_size == size and magic == MAGIC_V1 and found_offset == physical_offset
+            if is_plain and not flags & HOST_FLAGS and body_length >= 0 and data.startswith(_TOPIC, topic_at):
+                return data[topic_at + len(_TOPIC) + 2 : at + size]
+        try:
+            return self._log.read(physical_offset, size).properties_bytes
+        except CorruptRecordError:
+            return b""
+
     # --- one record ----------------------------------------------------------------------------
 
     def deliver_time(self, record: StoredRecord) -> int | None:
@@ -258,6 +296,16 @@ class TimerTopicReader:
 
     def _reject(self, physical_offset: int, exc: CorruptRecordError) -> None:
         _log.error("message.rejected", topic=TIMER_TOPIC, physical_offset=physical_offset, reason=exc.reason)
+
+
+def _value(properties: bytes, wanted: bytes) -> bytes:
+    """Return the value of a property, given its name and the separator; empty without it."""
+    at = 0 if properties.startswith(wanted) else properties.find(PROPERTY_SEPARATOR + wanted) + 1
+    if not at and not properties.startswith(wanted):
+        return b""
+    at += len(wanted)
+    end = properties.find(PROPERTY_SEPARATOR, at)
+    return properties[at:end] if end >= 0 else properties[at:]
 
 
 def _number(properties: bytes, name: bytes) -> int | None:

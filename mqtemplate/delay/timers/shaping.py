@@ -6,13 +6,17 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord, LatenessCauses
-from mqtemplate.delay.settings import HEAD_START_MS, TopicShape
+from mqtemplate.delay.settings import GRID_MS, HEAD_START_MS, TopicShape
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash
+
+if TYPE_CHECKING:
+    from mqtemplate.delay.timers.fairness import FairTimers
 
 _RECORD_KINDS = ("i8", "i8", "i4", "i8", "?", "?")
 NEAR_DTYPE = np.dtype([*zip(DueRecord._fields, _RECORD_KINDS, strict=True), ("position", "i8"), ("is_gone", "?")])
@@ -371,8 +375,6 @@ MAX_HELD = 1_000_000
 """Held timers from which on no further overdue slot is read: memory stays bounded, and other topics are late."""
 
 _MILLISECOND = timedelta(milliseconds=1)
-_GRID_MS = 10
-"""Held messages are released each 10 ms. Five messages each millisecond would cost a flush each."""
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 divided by the golden ratio: multiples are spread evenly
 
 
@@ -395,13 +397,17 @@ class _Limit:
 
         Jitter and spread depend on the physical offset only. So a restart computes the same times again.
         """
+        whole_ms, max_rate = self.earliest_times(due_ms, physical_offsets), self.shape.max_rate
+        return whole_ms if max_rate is None else self._limited(whole_ms, 1_000 / max_rate, now_ms)
+
+    def earliest_times(self, due_ms: np.ndarray, physical_offsets: np.ndarray) -> np.ndarray:
+        """Return the release times of timers if there is no limit of the rate."""
         shape, release_ms = self.shape, due_ms.astype(np.float64)
         if shape.jitter:
             release_ms = release_ms + _shares(physical_offsets) * (shape.jitter / _MILLISECOND)
         if shape.spread:
             release_ms = release_ms + _evenly(physical_offsets) * (shape.spread / _MILLISECOND)
-        whole_ms = np.ceil(release_ms).astype(np.int64)
-        return whole_ms if shape.max_rate is None else self._limited(whole_ms, 1_000 / shape.max_rate, now_ms)
+        return np.asarray(np.ceil(release_ms).astype(np.int64))
 
     def _limited(self, release_ms: np.ndarray, step_ms: float, now_ms: int) -> np.ndarray:
         """Return times at least *step_ms* apart, none earlier than it was, or than the messages before it."""
@@ -413,7 +419,7 @@ class _Limit:
         times = np.maximum.accumulate(start_ms) + steps
         self.next_ms = float(times[-1]) + step_ms
         is_held = times > earliest
-        grid = np.where(is_held, np.ceil(times / _GRID_MS) * _GRID_MS, earliest)
+        grid = np.where(is_held, np.ceil(times / GRID_MS) * GRID_MS, earliest)
         limited = np.empty(len(order), np.int64)
         limited[order] = grid.astype(np.int64)
         return limited
@@ -430,10 +436,14 @@ class Shaper:
         causes: Notes when topics are held.
 
     Attributes:
-        held: The held timers.
+        held: The held timers of topics that are not fair.
+        fair: Those of topics that are fair by key, or by priority; None without such a topic.
     """
 
     def __init__(self, shapes: Mapping[str, TopicShape], causes: LatenessCauses) -> None:
+        for topic, shape in shapes.items():
+            shape.check(topic)
+        self.fair = _fair_timers({topic: shape for topic, shape in shapes.items() if shape.is_fair}, causes)
         self._limits = {java_string_hash(topic): _Limit(topic, shape) for topic, shape in shapes.items()}
         self._hashes = np.array(sorted(self._limits), np.int64)
         self._causes = causes
@@ -453,7 +463,12 @@ class Shaper:
         if not is_shaped.any():
             return rows
         for topic_hash in np.unique(topic_hashes[is_shaped]).tolist():
-            self._hold(self._limits[topic_hash], rows[is_shaped & (topic_hashes == topic_hash)], now_ms)
+            shaped, limit = rows[is_shaped & (topic_hashes == topic_hash)], self._limits[topic_hash]
+            queue = None if self.fair is None else self.fair.queues.get(topic_hash)
+            if queue is None:
+                self._hold(limit, shaped, now_ms)
+            else:
+                queue.add(shaped, limit.earliest_times(shaped["due_ms"], shaped["physical_offset"]))
         return np.asarray(rows[~is_shaped])
 
     def _hold(self, limit: _Limit, rows: np.ndarray, now_ms: int) -> None:
@@ -470,22 +485,37 @@ class Shaper:
             for limit in self._limits.values():
                 limit.next_ms += moved_ms
             self.held.set_back(moved_ms)
+            if self.fair is not None:
+                self.fair.clock_set_back(moved_ms)
+
+    @property
+    def count(self) -> int:
+        """Number of held timers."""
+        return len(self.held) + len(self.fair or ())
 
     def is_full(self) -> bool:
         """Return True if no further overdue slot may be read. It is logged once."""
-        is_full = len(self.held) >= MAX_HELD
+        is_full = len(self.held) >= MAX_HELD or (self.fair is not None and self.fair.is_full)
         if is_full and not self._is_reported:
             self._is_reported = True
             _log.warning(
                 "shaping.overloaded",
-                held=len(self.held),
+                held=self.count,
                 allowed=MAX_HELD,
                 reason="more is due than the shapes of the topics let go, so messages of other topics are late too; "
                 "raise max-rate in mqtemplate.broker.topic-shapes",
             )
-        elif len(self.held) < MAX_HELD // 2:
+        elif not is_full and len(self.held) < MAX_HELD // 2:
             self._is_reported = False
         return is_full
+
+
+def _fair_timers(shapes: Mapping[str, TopicShape], causes: LatenessCauses) -> FairTimers | None:
+    if not shapes:
+        return None
+    from mqtemplate.delay.timers.fairness import FairQueue, FairTimers
+
+    return FairTimers({java_string_hash(topic): FairQueue(topic, shape, causes) for topic, shape in shapes.items()})
 
 
 def _shares(physical_offsets: np.ndarray) -> np.ndarray:

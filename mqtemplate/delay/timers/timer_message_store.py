@@ -151,7 +151,7 @@ class TimerMessageStore(DelayStore):
         self._backlog: TimerBacklog | None = None
         self._pending: PendingTimers | None = None
         store.metrics.gauge("delay.waiting.timer", self.count_pending)
-        store.metrics.gauge("delay.held", lambda: len(self._shaper.held))
+        store.metrics.gauge("delay.held", lambda: self._shaper.count)
         store.metrics.add_collector(self._pending_by_topic)
 
     @property
@@ -258,11 +258,11 @@ class TimerMessageStore(DelayStore):
 
     def _next_call(self, backlog: TimerBacklog, now_ms: int) -> int | None:
         next_open_ms = backlog.next_open_ms(now_ms, _READ_AHEAD_MS)
-        next_ms = min(backlog.near.next_due_ms, backlog.held.next_release_ms, next_open_ms)
+        next_ms = min(backlog.near.next_due_ms, backlog.held_release_ms, next_open_ms)
         if backlog.open:
             # A complete slot is closed although nothing is due, so that the progress is written.
             end_ms = min(backlog.open) + self._settings.precision_ms
-            if backlog.held.first_due_ms > end_ms:  # else a release of held messages completes the slot
+            if backlog.held_due_ms > end_ms:  # else a release of held messages completes the slot
                 next_ms = min(next_ms, max(end_ms, now_ms + 1))
         return None if next_ms >= NEVER_MS - _READ_AHEAD_MS else next_ms
 
@@ -327,7 +327,7 @@ class TimerMessageStore(DelayStore):
     def _next_due_ms(self) -> int:
         if self._backlog is None:
             return NEVER_MS
-        return min(self._backlog.near.next_due_ms, self._backlog.held.first_due_ms, self._backlog.next_slot_ms)
+        return min(self._backlog.near.next_due_ms, self._backlog.held_due_ms, self._backlog.next_slot_ms)
 
     def _pending_by_topic(self) -> list[MetricSample]:
         with self.lock:

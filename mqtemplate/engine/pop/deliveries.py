@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mqtemplate.engine.pop.holds import HeldPops, HoldKey
 from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop_queue import MAX_WAITING, Delivery, PopQueue, Waiting
-from mqtemplate.engine.pop.progress import PopProgress, QueueKey, QueueSpans, TrackedQueue
+from mqtemplate.engine.pop.progress import KeyTurns, PopProgress, QueueKey, QueueSpans, TrackedQueue
 from mqtemplate.engine.pop.receipt_handle import (
     NORMAL_TOPIC,
     ORDERED_REVIVE_QUEUE,
@@ -38,10 +38,15 @@ from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.tables import TopicTable
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
+
 MAX_RENEWED_MS = 3 * 3_600_000
 """A session renews a delivery for this time. Source: ``ProxyConfig.renewMaxTimeMillis``."""
 _RETRY_FIRST = 0.2
 """Share of pops that read the retry topic before the queues. Source: ``BrokerConfig.popFromRetryProbability``."""
+MAX_READ_AHEAD = 1_024
+"""Most messages of a queue that are read and wait for the turns of their keys."""
 _MAX_PER_STEP = 128
 _AFTER_ERROR_MS = 1_000
 _MAX_RECONSUME_TIMES = 2**31 - 1
@@ -141,6 +146,8 @@ class Deliverer:
         self._spans = spans
         self._broker_name = broker_name
         self._max_in_flight = max_in_flight
+        self._wake: Callable[[], None] = lambda: None
+        self._turns: dict[tuple[HoldKey, str], KeyTurns] = {}  # for each group, topic and property of the keys
 
     def deliver(self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, batch: PopBatch) -> bool:
         """Deliver messages of one queue. Return True if it may have more that were not looked at."""
@@ -151,6 +158,8 @@ class Deliverer:
         if room <= 0 or tracked.is_gone:
             return False
         pop = self._pop_ordered if request.is_ordered else self._pop_unordered
+        if request.key_limits is not None and not request.is_ordered:
+            pop = self._pop_by_key
         next_offset = pop(tracked, request, target, room, batch)
         is_cut = next_offset > state.next
         state.read_to(next_offset)
@@ -201,6 +210,20 @@ class Deliverer:
                 next_offset = queue_offset + 1
                 if len(found) == room:
                     break
+        self._deliver_found(tracked, request, target, batch, found, now_ms, pop_ms)
+        return next_offset
+
+    def _deliver_found(
+        self,
+        tracked: TrackedQueue,
+        request: PopRequest,
+        target: PopTarget,
+        batch: PopBatch,
+        found: list[tuple[int, StoredRecord, int]],
+        now_ms: int,
+        pop_ms: int,
+    ) -> None:
+        state = tracked.state
         delivery, start = self._delivery(request, now_ms, pop_ms), state.next
         exhausted = [at for at, record, earlier in found if record.reconsume_times + earlier >= request.max_attempts]
         if exhausted:  # the next step copies them to the dead-letter topic
@@ -212,7 +235,101 @@ class Deliverer:
         state.deliver([at for at, _, earlier in found if not earlier], delivery)
         for _, record, earlier in found:
             batch.messages.append(self._popped_message(request, target, start, pop_ms, record, earlier))
+
+    # --- fair by key ---------------------------------------------------------------------------
+
+    def _pop_by_key(
+        self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch
+    ) -> int:
+        """Deliver messages whose keys have a turn and are within their limits. Return the next queue offset to read.
+
+        Messages are read ahead, and wait by key. The turns are those of the group over all queues.
+        """
+        assert request.key_limits is not None, "the request has limits"
+        state, now_ms, limits = tracked.state, self._clock.now_ms(), request.key_limits
+        next_offset = self._read_ahead(tracked, request, target)
+        turns = self._turns_of(request.group, request.topic, limits)
+        pop_ms = max(now_ms, state.least_pop_ms)
+        found: list[tuple[int, StoredRecord, int]] = []
+        try:
+            for key, queue_offset in turns.choose(state.waiting_by_group(), tracked, limits, now_ms):
+                _, earlier, last_pop_ms = state.waiting[queue_offset]
+                record = self._reader.record(target.topic, target.queue_id, queue_offset, request.selector)
+                if record is None:
+                    state.done([queue_offset])
+                    turns.give_back(key, tracked, queue_offset, limits)
+                elif batch.takes(record):
+                    pop_ms = max(pop_ms, last_pop_ms + 1)
+                    found.append((queue_offset, record, earlier))
+                    if len(found) == room:
+                        break
+                else:
+                    turns.give_back(key, tracked, queue_offset, limits)
+                    break
+            self._deliver_found(tracked, request, target, batch, sorted(found), now_ms, pop_ms)
+        finally:
+            turns.delivered(tracked)
         return next_offset
+
+    def _read_ahead(self, tracked: TrackedQueue, request: PopRequest, target: PopTarget) -> int:
+        """Let messages wait that were not read before, up to a bound. Return the next queue offset to read."""
+        assert request.key_limits is not None, "the request has limits"
+        state, name = tracked.state, request.key_limits.property_name.encode()
+        next_offset = self._first_offset(state, tracked.queue)
+        if (missing := MAX_READ_AHEAD - len(state.waiting)) > 0:
+            records = self._reader.records(target.topic, target.queue_id, next_offset, missing, request.selector)
+            for queue_offset, record in records:
+                if record is not None and self._is_new(state, queue_offset):
+                    state.wait(queue_offset, Waiting(bounded(find_property(record.properties_bytes, name) or "")))
+                next_offset = queue_offset + 1
+                if len(state.waiting) >= MAX_READ_AHEAD:
+                    break
+        return next_offset
+
+    def on_wake(self, wake: Callable[[], None]) -> None:
+        """Call *wake* when `next_turn_ms` is earlier than before."""
+        self._wake = wake
+
+    @property
+    def next_turn_ms(self) -> int | None:
+        """Time at which a rate allows a message of a key again; None if none waits for its rate."""
+        times = [turns.next_ms for turns in list(self._turns.values())]
+        return min((each for each in times if each is not None), default=None)
+
+    def take_due_turns(self, now_ms: int) -> list[HoldKey]:
+        """Return the groups and topics with a key that may have a message that its rate held."""
+        return [hold_key for (hold_key, _), turns in list(self._turns.items()) if turns.take_due(now_ms)]
+
+    def has_turns(self, key: HoldKey) -> bool:
+        """Return True if the end of a delivery may let another message of its key be delivered."""
+        return any(hold_key == key for hold_key, _ in list(self._turns))
+
+    def forget_turns(self, belongs: Callable[[HoldKey], bool]) -> None:
+        """Forget the turns of a group or a topic that is deleted."""
+        for place in [place for place in self._turns if belongs(place[0])]:
+            del self._turns[place]
+
+    def _turns_of(self, group: str, topic: str, limits: KeyLimits) -> KeyTurns:
+        place = HoldKey(group, topic), limits.fair_by
+        found = self._turns.get(place)
+        if found is None:
+            found = KeyTurns(self._wake)
+            if limits.max_in_flight is not None:
+                self._count_in_flight(found, group, topic, limits.property_name.encode())
+            found = self._turns.setdefault(place, found)
+        return found
+
+    def _count_in_flight(self, turns: KeyTurns, group: str, topic: str, name: bytes) -> None:
+        """Count the deliveries from before a restart, or from before the group had limits."""
+        topics = {topic, retry_topic_v1(topic, group), retry_topic_v2(topic, group)}
+        for tracked in self._progress.of_group(group):
+            for queue_offset in list(tracked.state.in_flight) if tracked.key.topic in topics else ():
+                record = self._reader.record(tracked.key.topic, tracked.key.queue_id, queue_offset, None)
+                if record is not None:
+                    key = bounded(find_property(record.properties_bytes, name) or "")
+                    turns.count(key, tracked, queue_offset)
+
+    # --- in order ------------------------------------------------------------------------------
 
     def _pop_ordered(
         self, tracked: TrackedQueue, request: PopRequest, target: PopTarget, room: int, batch: PopBatch

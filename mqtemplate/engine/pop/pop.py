@@ -308,7 +308,7 @@ class PopService:
                 self._progress.settle(tracked)
         if done:
             self._acked.add(done)
-            if any(handle.is_ordered for handle in handles):
+            if any(handle.is_ordered for handle in handles) or self._deliverer.has_turns(HoldKey(group, topic)):
                 self._holds.changed(HoldKey(group, topic))
         if any(results):
             self.journal.confirm(when_durable)
@@ -437,7 +437,7 @@ class PopService:
             return False
         if copy is not None:
             self._store.confirm_async(end, (copy.topic,))
-        if handle.is_ordered:
+        if handle.is_ordered or self._deliverer.has_turns(HoldKey(group, topic)):
             self._holds.changed(HoldKey(group, topic))
         self.journal.confirm(when_durable)
         return True
@@ -576,23 +576,28 @@ class PopService:
         return [self.journal, self]
 
     def on_wake(self, wake: Callable[[], None]) -> None:
+        self._deliverer.on_wake(wake)
         self._progress.on_wake(wake)
         self._holds.on_wake(wake)
 
     def step(self) -> int | None:
         due_ms = self._reviver.step()
+        for key in self._deliverer.take_due_turns(self._clock.now_ms()):
+            self._holds.changed(key)
         for key in self._holds.take_ready():
             self._serve(key)
         for held in self._holds.take_timed_out(self._clock.steady_ms()):
             self._finish(held, PopResult(()))
         deadline_ms = wall_time(self._clock, self._holds.next_deadline_ms())
-        return min((each for each in (due_ms, deadline_ms) if each is not None), default=None)
+        dues_ms = (due_ms, deadline_ms, self._deliverer.next_turn_ms)
+        return min([each for each in dues_ms if each is not None], default=None)
 
     def end_holds(self) -> None:
         """End the pops that wait, with an empty result."""
         self._end_holds(lambda key: True)
 
     def _end_holds(self, belongs: Callable[[HoldKey], bool]) -> None:
+        self._deliverer.forget_turns(belongs)
         for held in self._holds.all():
             if belongs(held.key):
                 self._finish(held, PopResult(()))

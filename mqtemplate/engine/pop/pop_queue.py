@@ -261,6 +261,10 @@ class PopQueue:
             heapq.heappush(self._ready, (at, name))
         return found
 
+    def waiting_by_group(self) -> dict[str, list[int]]:
+        """Return the messages that wait, in order, by message group."""
+        return {name: list(group.waiting) for name, group in self._groups.items() if group.waiting}
+
     def _first_ready(self, taken: Container[str]) -> tuple[int, str] | None:
         """Return the first message group that can be delivered and was not taken; drop stale entries before it."""
         while self._ready:

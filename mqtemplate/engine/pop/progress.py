@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mqtemplate.engine.pop.pop_queue import Delivery, Event, PopQueue
 from mqtemplate.message import MessageQueue
 from mqtemplate.store.tables import ConsumerOffsets
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
+
+_MOST_KEYS = 4_096  # whose turns are in memory
 
 FORGOTTEN = "F"
 """Event of a queue whose group or topic was deleted, with the earliest time of a later delivery; the others are in
@@ -73,6 +79,112 @@ class TrackedQueue:
         self.lock = threading.Lock()
         self.due_ms: int | None = None
         self.is_gone = False
+
+
+class KeyTurns:
+    """The turns of the keys of a group in one topic, and what is in flight of each. Thread-safe.
+
+    - The key that had no message for the longest time is next.
+    - A message counts from its delivery until it is done, or waits for its next delivery. Only these are in memory, at
+      most as many as the limit for each key, and the turns of the last few thousand keys.
+
+    Args:
+        on_earlier: Called when `next_ms` is earlier than before.
+
+    Attributes:
+        next_ms: Time at which a key may have a message that its rate holds now; None without one.
+    """
+
+    def __init__(self, on_earlier: Callable[[], None]) -> None:
+        from mqtemplate.key_limits import KeyRates
+
+        self._on_earlier = on_earlier
+
+        self._lock = threading.Lock()
+        self._rates = KeyRates()
+        self._in_flight: dict[str, set[tuple[TrackedQueue, int]]] = {}
+        self._new: set[tuple[TrackedQueue, int]] = set()  # chosen, and not delivered yet
+        self._turns: dict[str, int] = {}
+        self._turn = 0
+        self.next_ms: int | None = None
+
+    def count(self, key: str, tracked: TrackedQueue, queue_offset: int) -> None:
+        """Count a delivery."""
+        self._in_flight.setdefault(key, set()).add((tracked, queue_offset))
+
+    def choose(
+        self, waiting: Mapping[str, list[int]], tracked: TrackedQueue, limits: KeyLimits, now_ms: int
+    ) -> Iterator[tuple[str, int]]:
+        """Yield keys and queue offsets of messages to deliver, one of each key in a round.
+
+        Deliver each one, or call `give_back`; call `delivered` at the end.
+        """
+        with self._lock:
+            keys = sorted(waiting, key=lambda key: self._turns.get(key, 0))
+        for number in itertools.count():
+            kept = []
+            for key in keys:
+                if number < len(waiting[key]) and self._take(key, tracked, waiting[key][number], limits, now_ms):
+                    kept.append(key)
+                    yield key, waiting[key][number]
+            if not kept:
+                return
+            keys = kept
+
+    def _take(self, key: str, tracked: TrackedQueue, queue_offset: int, limits: KeyLimits, now_ms: int) -> bool:
+        with self._lock:
+            if limits.max_in_flight is not None and self._count(key) >= limits.max_in_flight:
+                return False
+            if limits.max_rate is not None:
+                if (at_ms := math.ceil(self._rates.next_ms(key))) > now_ms:
+                    if self.next_ms is None or at_ms < self.next_ms:
+                        self.next_ms = at_ms
+                        self._on_earlier()
+                    return False
+                self._rates.spend(key, now_ms, limits.step_ms)
+            if limits.max_in_flight is not None:
+                self._new.add((tracked, queue_offset))
+                self.count(key, tracked, queue_offset)
+            self._turn += 1
+            self._turns[key] = self._turn
+            if len(self._turns) > 2 * _MOST_KEYS:
+                self._turns = {each: turn for each, turn in self._turns.items() if turn > self._turn - _MOST_KEYS}
+            return True
+
+    def _count(self, key: str) -> int:
+        """Return how many messages of a key are in flight. Forget those that have ended."""
+        found = {
+            each for each in self._in_flight.get(key, ()) if each in self._new or each[1] in each[0].state.in_flight
+        }
+        if found:
+            self._in_flight[key] = found
+        else:
+            self._in_flight.pop(key, None)
+        return len(found)
+
+    def give_back(self, key: str, tracked: TrackedQueue, queue_offset: int, limits: KeyLimits) -> None:
+        """Note that a chosen message is not delivered."""
+        with self._lock:
+            self._new.discard((tracked, queue_offset))
+            self._in_flight.get(key, set()).discard((tracked, queue_offset))
+            if limits.max_rate is not None:
+                self._rates.refund(key, limits.step_ms)
+
+    def delivered(self, tracked: TrackedQueue) -> None:
+        """Note that the chosen messages of a queue are delivered."""
+        with self._lock:
+            self._new = {each for each in self._new if each[0] is not tracked}
+            if len(self._in_flight) > 2 * _MOST_KEYS:
+                for key in list(self._in_flight):
+                    self._count(key)
+
+    def take_due(self, now_ms: int) -> bool:
+        """Return True, once, if a key may have a message that its rate held."""
+        with self._lock:
+            is_due = self.next_ms is not None and self.next_ms <= now_ms
+            if is_due:
+                self.next_ms = None
+            return is_due
 
 
 class PopProgress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqtemplate.broker import InFlightMessage
 from mqtemplate.engine.pop.progress import InFlight
@@ -18,6 +18,9 @@ from mqtemplate.record.properties import TAGS, decode_properties, find_property
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
 
 _UNITS_PER_PAGE = 1_024
 _MAX_KEPT_LENGTH = 64
@@ -44,6 +47,7 @@ class PopRequest:
         session: Id of a client whose deliveries are renewed until its session ends; empty for a fixed time.
         awaits_receipt: The session renews no delivery before `PopService.received`, since the client may not get the
             response. Until then the delivery has its *invisible_ms*.
+        key_limits: The keys of the messages take turns within these limits, over all clients of the group.
     """
 
     group: str
@@ -61,6 +65,7 @@ class PopRequest:
     client: str = ""
     session: str = ""
     awaits_receipt: bool = False
+    key_limits: KeyLimits | None = None
 
 
 class PoppedMessage(NamedTuple):

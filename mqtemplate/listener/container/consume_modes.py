@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import Broker, Consumer
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, ForkedError
@@ -27,6 +27,9 @@ from mqtemplate.listener.failures.failure import Decision, Failure, NextStep, ra
 from mqtemplate.listener.failures.policy import FailureSender
 from mqtemplate.message import MessageExt, MessageQueue
 
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyedQueue
+
 _SEND_BACK_RETRY_MS = 5_000
 _COMMIT_EVERY = 32
 
@@ -38,6 +41,7 @@ class PullConcurrentService(ConcurrentConsumeService[ProcessQueue]):
     - A failed message is sent back with the delay that the failure policy decides, or to the dead letter topic. If the
       broker does not take it, it is handled here again after 5 s.
     - In a broadcasting group a failed message is reported and dropped, as RocketMQ does.
+    - With ``fair_by`` the keys of the fetched messages take turns, within their limits.
     - A queue is committed up to its first unfinished message, after about 32 messages or when no message is ready.
 
     Source: RocketMQ ``client: ConsumeMessageConcurrentlyService``.
@@ -49,6 +53,14 @@ class PullConcurrentService(ConcurrentConsumeService[ProcessQueue]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._send_back = FailureSender(self.endpoint.id, self.consumer, self.clock)
+        self._keyed: KeyedQueue[tuple[ProcessQueue, MessageExt]] | None = None
+        if (limits := self.endpoint.settings.key_limits) is not None:
+            from mqtemplate.key_limits import KeyedQueue
+
+            self._keyed = KeyedQueue(
+                limits, lambda item: limits.key_of(item[1].properties), self.clock.steady_ms, self.on_earlier_due
+            )
+            self._ready = self._keyed  # type: ignore[assignment]  # it has the methods of a deque that are called
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
 
     def excluded(self) -> frozenset[MessageQueue]:
@@ -62,6 +74,20 @@ class PullConcurrentService(ConcurrentConsumeService[ProcessQueue]):
             process = of(message)
             if process.add(message):
                 ready.append((process, message))
+
+    def next_due(self) -> int | None:
+        dues_ms = (super().next_due(), None if self._keyed is None else self._keyed.next_due_ms)
+        return min((due_ms for due_ms in dues_ms if due_ms is not None), default=None)
+
+    def release_due(self, now_ms: int) -> None:
+        super().release_due(now_ms)
+        if self._keyed is not None:
+            self._keyed.release_due(now_ms)
+
+    def _ended(self, work: Sequence[tuple[ProcessQueue, MessageExt]]) -> None:
+        if self._keyed is not None:
+            for item in work:
+                self._keyed.end(item)
 
     def discard_dropped(self) -> None:
         """Discard the messages of dropped queues, which need not be due."""

@@ -310,7 +310,10 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
         if not work:
             return False
         self.taken += 1
-        is_handled = self._handle(work)
+        try:
+            is_handled = self._handle(work)
+        finally:
+            self._ended(work)
         self._settled(len(work), is_pausing=not is_handled)
         return is_handled
 
@@ -324,15 +327,23 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
             return running
         if self._watchdog.finish(running):
             self._put_back(work)
+        self._ended(work)
         return None
 
     def give_back(self, running: RunningCall[tuple[_Holder, MessageExt]]) -> None:
         """Make a message of `begin_next` ready again that was not handled."""
         if self._watchdog.finish(running):
             self._put_back(running.work)
+        self._ended(running.work)
 
     def end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
         """Settle a message of `begin_next`. After a failure it may wait for the broker."""
+        try:
+            self._end(running, failure)
+        finally:
+            self._ended(running.work)
+
+    def _end(self, running: RunningCall[tuple[_Holder, MessageExt]], failure: Failure | None) -> None:
         if not self._watchdog.finish(running):
             return  # the message was sent back while the handler hung
         if failure is None:
@@ -349,12 +360,17 @@ class ConcurrentConsumeService(ConsumeService[tuple[_Holder, MessageExt], tuple[
         try:
             while missing:
                 delivery = ready.popleft()
-                if not delivery[0].dropped:
+                if delivery[0].dropped:
+                    self._ended((delivery,))
+                else:
                     work.append(delivery)
                     missing -= 1
         except IndexError:
             pass  # another thread took the last one
         return work
+
+    def _ended(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
+        """Note that no handler has messages of `_take` any more."""
 
     def _put_back(self, work: Sequence[tuple[_Holder, MessageExt]]) -> None:
         """Make messages of `_take` ready again that are not settled, before the others."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from mqtemplate.broker import Broker, PopConsumers
+from mqtemplate.broker import Broker, Capability, PopConsumers
 from mqtemplate.clock import Clock
 from mqtemplate.errors import ListenerError, UnsupportedError
 from mqtemplate.listener.container.consume_service import ConcurrentConsumeService, ConsumeService
@@ -278,6 +278,12 @@ class PopMembership(Membership):
             self._pop = broker.pop
         except UnsupportedError as error:
             raise UnsupportedError(f"listener {settings.id}: request_mode=POP cannot be honoured: {error}") from error
+        if settings.key_limits is not None and Capability.KEY_LIMITS not in broker.capabilities:
+            raise UnsupportedError(
+                f"listener {settings.id}: fair_by={settings.key_limits.fair_by!r} with POP cannot be honoured: the "
+                "limits hold over all members of the group, and only the embedded broker and our server count for each "
+                "key what is in flight; remove request_mode=POP, then they hold within each member, or use our server"
+            )
         self._settings = settings
         self._number = settings.thread_number
         self._attempt_ids: dict[str, str] = {}

@@ -53,6 +53,37 @@ def _epoch_ms(value: int | str) -> int | None:
     return int(digits) if digits else None
 
 
+_LIMIT = "a whole number from 1 to 100000, or None"
+_RATE = "a number of messages and a time, such as '10/s', '600/m' or '100/h', or a number a second"
+_SECONDS = {"s": 1, "m": 60, "h": 3_600}
+
+
+def read_limit(value: Any) -> int | None:
+    """Return a limit; None for None and an empty text.
+
+    Raises:
+        ValueError: It is not a whole number from 1 to 100,000.
+    """
+    return None if value in (None, "") else number(None, 1, 100_000).read(value)
+
+
+def read_rate(value: Any) -> float | None:
+    """Return a number a second; None for None and an empty text.
+
+    Raises:
+        ValueError: It is not a number above 0 with a time, or is above 10,000,000 a second.
+    """
+    if value in (None, ""):
+        return None
+    if isinstance(value, bool):
+        raise ValueError(value)
+    count, _, unit = str(value).partition("/")
+    rate = float(count) / _SECONDS[unit.strip() or "s"]
+    if not 0 < rate <= 10_000_000:
+        raise ValueError(value)
+    return rate
+
+
 _AWAIT_TERMINATION = "${rocketmq.consumer.await-termination-millis-when-shutdown:30000}"
 _INVISIBLE = "${mqtemplate.listener.invisible-duration:1m}"
 _MIDDLEWARES = "objects, classes, or dotted names of these, such as 'shop.audit.Audit'"
@@ -93,6 +124,15 @@ class ListenerAttributes(TypedDict, total=False):
     invisible_duration: Annotated[Duration, duration(_INVISIBLE, 1_000, 12 * 3_600_000)]
     """Milliseconds, or a duration such as ``"1m"``: by POP, the time for which other members do not see a message. It
     is renewed while the message waits for a handler or is handled; `MessageExt.extend` requests more."""
+    fair_by: Annotated[str, text("")]
+    """Name of a property, such as ``tenant``, or ``hash_key``: its values take turns, so that a key with many messages
+    does not keep the handlers from those of the others. Not with ``ORDERLY``."""
+    max_in_flight_per_key: Annotated[int | str | None, Attribute(None, _LIMIT, read_limit)]
+    """Most messages of one key of *fair_by* that are handled at the same time; None: no limit. By ``PULL`` in this
+    member, by ``POP`` in all members of the group."""
+    max_rate_per_key: Annotated[str | float | None, Attribute(None, _RATE, read_rate)]
+    """Most messages of one key of *fair_by* whose handling begins in a time: ``"10/s"``, ``"600/m"``, ``"100/h"``, or a
+    number a second; None: no limit. It counts as *max_in_flight_per_key* does."""
     consume_thread_number: Annotated[int | str, number(20, 1, 1_000)]
     """Maximum number of handlers that run at the same time."""
     consume_thread_max: Annotated[int | str, number(64, 1, 1_000)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mqtemplate.broker import ConsumeFromWhere, MessageModel
 from mqtemplate.errors import DestinationError, ListenerError, UnsupportedError
@@ -26,6 +26,9 @@ from mqtemplate.selectors.sql92 import make_selector
 from mqtemplate.selectors.tags import Selector, SelectorType, TagSelector
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import shown
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
 
 _PLACEHOLDER = re.compile(r"\$\{([^${}:]+)(?::([^${}]*))?\}")
 _SETTINGS = frozenset(field.name for field in dataclasses.fields(ListenerSettings))
@@ -80,6 +83,7 @@ def resolve_spec(
         )
     _check_retry(listener, values)
     _check_request_mode(listener, values, spec.attributes)
+    key_limits = _key_limits(listener, values)
     cluster = read_choice(listener, values, spec.attributes, own_name_server(resolve))
     if cluster is None:
         check_supported(listener_id, values, resolve)
@@ -91,6 +95,7 @@ def resolve_spec(
         "selector": _selector(listener, values["selector_type"], values["selector_expression"]),
         "instance_name": values["instance_name"] or "DEFAULT",
         "cluster": cluster,
+        "key_limits": key_limits,
         "payloads": PayloadSettings(values["converter"], values["content_type"], values["charset"]),
     }
     return ListenerSettings(**settings)
@@ -130,6 +135,27 @@ def _check_request_mode(listener: str, values: Mapping[str, Any], given: Mapping
             f"{listener}: CONSUME_FROM_TIMESTAMP and POP exclude each other: a group starts at the first or the last "
             "message; start it at one of them, then move it: mqtemplate offsets reset GROUP TOPIC --to TIME"
         )
+
+
+def _key_limits(listener: str, values: Mapping[str, Any]) -> KeyLimits | None:
+    """Return the limits for each key; None without ``fair_by``."""
+    fair_by, limits = values["fair_by"], (values["max_in_flight_per_key"], values["max_rate_per_key"])
+    if not fair_by:
+        if limits != (None, None):
+            name = "max_rate_per_key" if limits[0] is None else "max_in_flight_per_key"
+            raise ListenerError(
+                f"{listener}: {name} is a limit for each key, but there is no key; add fair_by with the name of a "
+                "property, such as fair_by='tenant', or fair_by='hash_key'"
+            )
+        return None
+    if values["consume_mode"] is ConsumeMode.ORDERLY:
+        raise ListenerError(
+            f"{listener}: fair_by={fair_by!r} and ORDERLY exclude each other: keys that take turns would break the "
+            "order of a queue; use CONCURRENTLY, or remove fair_by"
+        )
+    from mqtemplate.key_limits import KeyLimits
+
+    return KeyLimits(fair_by, *limits)
 
 
 def resolve_topics(listener: str, spec: ListenerSpec, resolve: Resolve) -> tuple[str, ...]:

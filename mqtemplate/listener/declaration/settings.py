@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from random import Random
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mqtemplate.broker.parts import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.durations import Duration, duration_ms, format_ms, warn_of_unit
 from mqtemplate.errors import ListenerError
 from mqtemplate.selectors.tags import Selector
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
 
 _MAX_RETRIES = 10_000
 _LONGEST_DELAY_MS = 40 * 86_400_000
@@ -230,6 +233,7 @@ class ListenerSettings:
     Attributes:
         cluster: The cluster to use; None for the cluster of the application.
         payloads: What the listener says about its converter.
+        key_limits: ``fair_by``, and the limits for each key; None without it.
         topics: Topics to read: those that the decorator names, and those that match a pattern.
         topic_patterns: Patterns of further topics.
     """
@@ -269,6 +273,7 @@ class ListenerSettings:
     topic_patterns: tuple[str, ...] = ()
     request_mode: MessageRequestMode = MessageRequestMode.PULL
     invisible_duration: int = 60_000
+    key_limits: KeyLimits | None = None
 
     @property
     def is_orderly(self) -> bool:
@@ -351,4 +356,5 @@ class ListenerSettings:
             max_reconsume_times=self.retry_limit,
             instance_name=self.instance_name,
             is_ordered=self.is_orderly,
+            key_limits=self.key_limits if self.is_pop else None,
         )

@@ -26,6 +26,7 @@ from mqtemplate.engine.pop.receipt_handle import (
 )
 from mqtemplate.engine.pop.requests import PoppedMessage, PopRequest, PopResult
 from mqtemplate.errors import MessageError
+from mqtemplate.key_limits import KeyLimits, parse_rate
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.record.codec import RecordDraft, StoredRecord, without_check
 from mqtemplate.record.properties import decode_properties, encode_properties
@@ -52,6 +53,7 @@ _MAX_COUNT = 32
 _LATE_MS = 500
 """A pop that arrives later than this after its deadline has no effect: its client does not wait any more."""
 _MAX_INVISIBLE_MS = 365 * 86_400_000
+_MAX_PER_KEY = 100_000
 _MAX_ATTEMPT_ID = 256
 _MAX_BATCH = 4_096
 """Most messages that one request acknowledges."""
@@ -121,6 +123,7 @@ class PopProcessor:
             priority_factor=group.priority_factor,
             max_bytes=self.settings.max_pull_bytes,
             client=str(connection.remote),
+            key_limits=_key_limits(header),
         )
         return self._pop_or_hold(caller, connection, request, header, wanted, max(wait_ms, 0))
 
@@ -326,6 +329,27 @@ def _check_pop(header: PopMessageRequestHeader) -> None:
             ResponseCode.INVALID_PARAMETER,
             f"attemptId has {len(header.attempt_id or '')} characters, allowed are {_MAX_ATTEMPT_ID}",
         )
+
+
+def _key_limits(header: PopMessageRequestHeader) -> KeyLimits | None:
+    """Return the limits for each key of a pop of our client.
+
+    Raises:
+        RefusedError: One of them is out of range.
+    """
+    fair_by, in_flight, text = header.mqt_fair_by, header.mqt_max_in_flight_per_key, header.mqt_max_rate_per_key
+    if fair_by is None:
+        return None
+    rate = parse_rate(text)
+    is_valid = 0 < len(fair_by) <= _MAX_ATTEMPT_ID and (in_flight is None or 1 <= in_flight <= _MAX_PER_KEY)
+    if not is_valid or (text is not None and rate is None):
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER,
+            f"mqtFairBy must have 1..{_MAX_ATTEMPT_ID} characters, mqtMaxInFlightPerKey be 1..{_MAX_PER_KEY}, and "
+            f"mqtMaxRatePerKey a number a second above 0; got {len(fair_by)} characters, {in_flight} and "
+            f"{text and text[:40]!r}",
+        )
+    return KeyLimits(fair_by, in_flight, rate)
 
 
 def _check_invisible(invisible_ms: int, least: int) -> None:

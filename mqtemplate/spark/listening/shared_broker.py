@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
+from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -218,9 +219,20 @@ def messages_of(progress: Any, first: OffsetTable) -> int:
         first: Start of the first batch.
     """
     (source,) = progress["sources"]
-    # A missing offset is null, as JSON or as JSON in a string.
-    start, end = (json.loads(source[name] or "null") for name in ("startOffset", "endOffset"))
+    start, end = (_offset_of(source[name]) for name in ("startOffset", "endOffset"))
     if end is None:
         return 0
     known = first if start is None else from_spark(start, "")
     return sum(max(0, offset - known.get(queue, 0)) for queue, offset in from_spark(end, "").items())
+
+
+def _offset_of(text: str | None) -> Any:
+    """Return an offset of a progress; None if it is missing.
+
+    PySpark 4.0 and 4.1 have the ``str()`` of the parsed JSON over Spark Connect, later versions JSON. Source:
+    ``SourceProgress.fromJson``.
+    """
+    try:
+        return json.loads(text or "null")
+    except ValueError:
+        return literal_eval(text or "None")

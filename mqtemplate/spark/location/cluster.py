@@ -45,6 +45,7 @@ from mqtemplate.spark.location.cluster_connection import (
     connect,
     named,
 )
+from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.records.blocks import MAX_ROWS, RecordBlock, block_at, blocks_of
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
 
@@ -241,22 +242,19 @@ class ClusterBlocks:
     """Messages of a cluster, pulled queue by queue. A planner and each task have a connection of their own.
 
     Args:
-        client_file, client: See `client_settings`.
         group: Consumer group of the pulls; None for RocketMQ's group of tools.
         pulls: True to use ordinary pulls only, which every broker answers.
         retry_s: See `ClusterConnection`.
     """
 
-    name_servers: tuple[str, ...]
-    client_file: str | None = None
-    client: str | None = field(default=None, repr=False)
+    location: BrokerLocation
     group: str | None = None
     pulls: bool = False
     retry_s: float = RETRY_S
 
     @property
     def _connection(self) -> ClusterConnection:
-        return connect(self.name_servers, self.client_file, self.client, self.retry_s)
+        return connect(self.location, self.retry_s)
 
     # --- queues and offsets --------------------------------------------------------------------
 

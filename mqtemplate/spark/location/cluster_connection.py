@@ -35,7 +35,8 @@ from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.settings import RemotingClientSettings
-from mqtemplate.spark.location.location import read_client, refuse_unknown
+from mqtemplate.remoting.sockets import AddressMap
+from mqtemplate.spark.location.location import BrokerLocation, read_client, refuse_unknown
 
 
 def client_settings(path: str | None, client: str | None = None) -> RemotingClientSettings:
@@ -130,21 +131,18 @@ def close_connections() -> None:
 # --- requests ------------------------------------------------------------
 
 
-def connect(
-    name_servers: tuple[str, ...], client_file: str | None, client: str | None = None, retry_s: float = RETRY_S
-) -> ClusterConnection:
+def connect(location: BrokerLocation, retry_s: float = RETRY_S) -> ClusterConnection:
     """Return this process's connection to a cluster.
 
     Args:
-        client_file, client: See `client_settings`.
         retry_s: See `ClusterConnection`.
 
     Raises:
         ConfigurationError: The access key or TLS settings of this machine are wrong.
     """
-    settings = client_settings(client_file, client)
-    key = ClusterConnection, name_servers, settings.credentials, settings.tls, retry_s
-    return kept_connection(key, lambda: ClusterConnection(name_servers, settings, retry_s))
+    settings = client_settings(location.client_file, location.client)
+    key = ClusterConnection, location.name_servers, location.address_map, settings.credentials, settings.tls, retry_s
+    return kept_connection(key, lambda: ClusterConnection(location, settings, retry_s))
 
 
 def named(queue: MessageQueue) -> str:
@@ -166,12 +164,23 @@ class ClusterConnection:
         retry_s: Time for the attempts of one request.
     """
 
-    def __init__(self, name_servers: tuple[str, ...], settings: RemotingClientSettings, retry_s: float) -> None:
-        self.client = RemotingClient(settings, SystemClock())
+    def __init__(self, location: BrokerLocation, settings: RemotingClientSettings, retry_s: float) -> None:
+        self.client = RemotingClient(
+            settings,
+            SystemClock(),
+            origin_of=lambda address: self._names.origin_of(address),  # noqa: PLW0108
+        )
         self.retry_s = retry_s
-        self._place = f"the cluster at {';'.join(name_servers)}"
+        self._place = f"the {location}"
         self._client_id = f"{socket.gethostname()}@{os.getpid()}#{time.time_ns()}"
-        self._names = NameServers(name_servers, self.client.invoke, _CONNECT_TIMEOUT_MS, Namespace(""))
+        self._names = NameServers(
+            location.name_servers,
+            self.client.invoke,
+            _CONNECT_TIMEOUT_MS,
+            Namespace(""),
+            AddressMap(dict(location.address_map)),
+            "option addressMap",
+        )
         self._queues: dict[str, list[MessageQueue]] = {}
         self._addresses: dict[str, str] = {}
         self._unreached: set[str] = set()

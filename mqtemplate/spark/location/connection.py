@@ -47,7 +47,8 @@ def location_of(broker: Broker) -> BrokerLocation:
                 "the data source has no namespaces; use a client without one, and write the prefix of the topics and "
                 "groups in the listener"
             )
-        return BrokerLocation(name_servers=broker.settings.name_servers)
+        settings = broker.settings
+        return BrokerLocation(name_servers=settings.name_servers, address_map=tuple(settings.address_map.items()))
     if not isinstance(broker, EmbeddedBroker):
         raise SparkError(f"Spark reads from an EmbeddedBroker or a RemoteBroker, not {type(broker).__name__}")
     if broker.path is None:
@@ -76,7 +77,7 @@ def open_broker(location: BrokerLocation, *, delivers: bool = True) -> Iterator[
     """
     if location.store is None:
         settings = client_settings(location.client_file, location.client)
-        arguments = location.name_servers, settings.credentials, settings.tls
+        arguments = location.name_servers, settings.credentials, settings.tls, location.address_map
         yield kept_connection((RemoteBroker, *arguments), lambda: _started_client(*arguments))
         return
     with open_local_server(location.store) as local:
@@ -110,12 +111,16 @@ def _local_client(local: LocalServerAddress) -> RemoteBroker | None:
 
 
 def _started_client(
-    addresses: tuple[str, ...], credentials: Credentials | None, tls: ClientTls | None = None
+    addresses: tuple[str, ...],
+    credentials: Credentials | None,
+    tls: ClientTls | None = None,
+    address_map: tuple[tuple[str, str], ...] = (),
 ) -> RemoteBroker:
     settings = RemoteSettings(
         name_servers=addresses,
         credentials=credentials,
         tls=tls,
+        address_map=dict(address_map),
         producer_group="spark-sink",
         request_timeout_ms=_REQUEST_TIMEOUT_MS,
     )

@@ -21,8 +21,8 @@ CLIENT_FILE = "MQTEMPLATE_CLIENT_FILE"
 
 _KEYS = {"accessKey": "access-key", "secretKey": "secret-key", "securityToken": "security-token"}
 """Option with a secret -> its key in a client file."""
-CLIENT_OPTIONS = ("clientFile", *_KEYS)
-"""Options with the access of a client to a cluster."""
+CLIENT_OPTIONS = ("clientFile", *_KEYS, "addressMap")
+"""Options with the access of a client to a cluster, and with the addresses of its brokers."""
 
 PATH = {"path": "store"}
 """Name in lower case that Spark's file sources have for the folder -> our name."""
@@ -38,12 +38,14 @@ class BrokerLocation:
         client_file: File with access key and TLS settings for the cluster; None for the environment.
         client: Content of such a file, from the options, the file or the environment of the driver: executors need none
             of them. None: the driver has nothing, and each machine uses its own.
+        address_map: Entries of an `AddressMap`, for the driver and all executors.
     """
 
     store: str | None = None
     name_servers: tuple[str, ...] = ()
     client_file: str | None = None
     client: str | None = field(default=None, repr=False)
+    address_map: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of_options(cls, given: Mapping[str, str]) -> BrokerLocation:
@@ -51,7 +53,7 @@ class BrokerLocation:
 
         Raises:
             ConfigurationError: None of them is given, or both are; or the access key is incomplete, or for no cluster,
-                or in a file that cannot be read.
+                or in a file that cannot be read; or the address map is none.
         """
         if "store" in given and "nameServer" in given:
             raise ConfigurationError("options 'store' and 'nameServer' contradict each other; give one of them")
@@ -70,14 +72,23 @@ class BrokerLocation:
         if keys and not {"access-key", "secret-key"} <= keys.keys():
             raise ConfigurationError("give both options 'accessKey' and 'secretKey', or none of them")
         client = _with_keys(read_client(client_file)[0], keys)
-        return cls(name_servers=names, client_file=client_file, client=json.dumps(client) if client else None)
+        return cls(
+            name_servers=names,
+            client_file=client_file,
+            client=json.dumps(client) if client else None,
+            address_map=_address_map(given["addressMap"]) if "addressMap" in given else (),
+        )
 
     def options(self) -> dict[str, str]:
         """Return the options of a read or a write that name this location."""
         if self.store is not None:
             return {"store": self.store}
-        names = {"nameServer": ";".join(self.name_servers)}
-        return names if self.client_file is None else {**names, "clientFile": self.client_file}
+        found = {"nameServer": ";".join(self.name_servers)}
+        if self.client_file is not None:
+            found["clientFile"] = self.client_file
+        if self.address_map:
+            found["addressMap"] = json.dumps(dict(self.address_map))
+        return found
 
     def __str__(self) -> str:
         return f"cluster at {';'.join(self.name_servers)}" if self.store is None else f"store {self.store!r}"
@@ -88,6 +99,22 @@ def _addresses(text: str) -> tuple[str, ...]:
     if not addresses or not all(re.fullmatch(r".+:\d+", address) for address in addresses):
         raise ConfigurationError(f"option nameServer={text!r}: give host:port, several joined by ';'")
     return addresses
+
+
+def _address_map(text: str) -> tuple[tuple[str, str], ...]:
+    from mqtemplate.remoting.sockets import AddressMap  # a folder does without sockets
+
+    try:
+        given = json.loads(text)
+        if not isinstance(given, dict) or not all(isinstance(reached, str) for reached in given.values()):
+            raise ConfigurationError("it is no JSON object with texts")
+        AddressMap(given)
+    except (ValueError, ConfigurationError) as exc:
+        raise ConfigurationError(
+            f"option addressMap={text!r}: {exc}; write the addresses that brokers register, and those at which driver "
+            'and executors reach them, as JSON: {"172.18.*": "10.0.0.5:{port}"}'
+        ) from exc
+    return tuple(given.items())
 
 
 def refuse_secrets(options: Mapping[str, str]) -> None:

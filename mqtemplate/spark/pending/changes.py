@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import groupby
@@ -30,6 +31,7 @@ def cancel_pending(
     store: str | None = None,
     name_server: str | None = None,
     client_file: str | None = None,
+    address_map: Mapping[str, str] | None = None,
     broker: Broker | None = None,
 ) -> DataFrame:
     """Cancel the pending messages with the handles of a DataFrame, and return the result of each row.
@@ -40,6 +42,7 @@ def cancel_pending(
         rows: Has the column ``handle``, as ``view=pending`` and `SendResult.handle` have it.
         store: Folder of an embedded broker; or *name_server* of a cluster, or a *broker* of this process.
         client_file: File with access key and TLS settings for the cluster; None for the environment.
+        address_map: Addresses that its brokers register -> those at which this machine reaches them.
 
     Returns:
         ``handle``, ``status`` (``CANCELLED``, ``ALREADY_DELIVERED``, ``MOVED``, ``UNKNOWN`` or ``ERROR``) and
@@ -50,7 +53,7 @@ def cancel_pending(
     """
     _check_columns(rows, "handle")
     handles = [handle for handle in rows.select("handle").toArrow()["handle"].to_pylist() if handle is not None]
-    with _opened(store, name_server, client_file, broker) as delayed:
+    with _opened(broker, store, name_server, client_file, address_map) as delayed:
         changed = [each for part in _parts(handles) for each in _change(part, delayed.delayed.cancel)]
     return _frame(rows, changed)
 
@@ -62,6 +65,7 @@ def reschedule_pending(
     store: str | None = None,
     name_server: str | None = None,
     client_file: str | None = None,
+    address_map: Mapping[str, str] | None = None,
     broker: Broker | None = None,
 ) -> DataFrame:
     """Change the deliver time of the pending messages of a DataFrame, and return the result of each row.
@@ -75,7 +79,7 @@ def reschedule_pending(
     """
     _check_columns(rows, "handle", *(() if delay is not None else ("newDeliverTime",)))
     delay_ms = 0 if delay is None else option_ms("delay", delay, DelayError)
-    with _opened(store, name_server, client_file, broker) as delayed:
+    with _opened(broker, store, name_server, client_file, address_map) as delayed:
         times = _deliver_times(rows, None if delay is None else delayed.clock.now_ms() + delay_ms)
         changed = [
             each
@@ -105,14 +109,19 @@ def _check_columns(rows: DataFrame, *names: str) -> None:
 
 @contextmanager
 def _opened(
-    store: str | None, name_server: str | None, client_file: str | None, broker: Broker | None
+    broker: Broker | None,
+    store: str | None,
+    name_server: str | None,
+    client_file: str | None,
+    address_map: Mapping[str, str] | None,
 ) -> Iterator[Broker]:
     if broker is not None:
         if store is not None or name_server is not None:
             raise ConfigurationError("give one of 'broker', 'store' and 'name_server'")
         yield broker
         return
-    given = {"store": store, "nameServer": name_server, "clientFile": client_file}
+    entries = json.dumps(dict(address_map)) if address_map else None
+    given = {"store": store, "nameServer": name_server, "clientFile": client_file, "addressMap": entries}
     location = BrokerLocation.of_options({name: value for name, value in given.items() if value is not None})
     # By name: clients and brokers load only where one is used.
     connection = import_module("mqtemplate.spark.location.connection")

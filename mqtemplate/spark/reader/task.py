@@ -124,13 +124,7 @@ def open_blocks(options: SourceOptions) -> Blocks:
         return FolderBlocks(location.store, options.broker_name)
     from mqtemplate.spark.location.cluster import ClusterBlocks
 
-    return ClusterBlocks(
-        location.name_servers,
-        location.client_file,
-        location.client,
-        options.group,
-        retry_s=options.retry_ms / 1_000,
-    )
+    return ClusterBlocks(location, options.group, retry_s=options.retry_ms / 1_000)
 
 
 @dataclass(frozen=True, slots=True)

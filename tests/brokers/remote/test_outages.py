@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +14,21 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
-from mqtemplate.errors import MQTemplateError, RemoteConnectError, SendConnectError, SendError, UnsupportedError
+from mqtemplate.errors import (
+    BrokerError,
+    MQTemplateError,
+    RemoteConnectError,
+    SendConnectError,
+    SendError,
+    UnsupportedError,
+)
 from mqtemplate.message import Message
+from mqtemplate.pending import PendingQuery
 from mqtemplate.remoting.protocol import RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
-from tests.brokers.remote.clients import bodies, client, join, take
+from tests.brokers.remote.clients import bodies, client, join, remote, take
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
 from tests.contract.test_remote_server import free_address
@@ -205,3 +214,30 @@ def test_a_group_that_a_restarted_broker_does_not_know_is_no_warning(tmp_path: P
             eventually(lambda: len(member.assignment()) == 4, "the member has its queues")
 
     assert [log for log in logs if log["log_level"] in ("warning", "error")] == []
+
+
+# --- no broker is registered ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda broker: broker.create_topic("orders"),
+        lambda broker: broker.delayed.cancel(key="cart-17"),
+        lambda broker: broker.delayed.reschedule(None, 4_000_000_000_000, key="cart-17"),
+        lambda broker: broker.delayed.pending(PendingQuery()),
+        lambda broker: broker.delayed.count_pending(PendingQuery()),
+        lambda broker: broker.admin().groups(),
+        lambda broker: broker.reader.message_by_id("7F00000100002A9F0000000000000000"),
+    ],
+    ids=["create_topic", "cancel", "reschedule", "pending", "count_pending", "groups", "message_by_id"],
+)
+def test_a_cluster_without_a_broker_has_no_answer_instead_of_an_empty_one(
+    ask: Callable[[RemoteBroker], object],
+) -> None:
+    with ScriptedBroker() as cluster:
+        nobody = ClusterInfo().encode()
+        cluster.script(RequestCode.GET_BROKER_CLUSTER_INFO, lambda request: request.response(body=nobody))
+        no_broker = r"no broker is registered at the name servers .*; start one, or wait"
+        with remote(cluster) as broker, pytest.raises(BrokerError, match=no_broker):
+            ask(broker)

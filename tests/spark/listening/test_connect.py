@@ -77,6 +77,8 @@ def test_the_messages_of_a_batch_are_counted_by_its_offsets() -> None:
 
     assert messages_of(progress(None, second), first) == 7 + 4
     assert messages_of({"sources": [{"startOffset": "null", "endOffset": "null"}]}, first) == 0
+    older = {"startOffset": str(None), "endOffset": str(to_spark(second))}  # as PySpark 4.0 and 4.1 have it
+    assert messages_of({"sources": [older]}, first) == 7 + 4
     assert messages_of(progress(second, {**second, queues[1]: 5}), first) == 1
 
 

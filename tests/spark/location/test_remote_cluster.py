@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import SystemClock
 from mqtemplate.errors import BrokerError, ConfigurationError, CorruptRecordError, RemoteConnectError, SparkError
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import HostAddress, Message, MessageQueue
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.remoting.protocol.bodies.route import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from mqtemplate.remoting.protocol.codes import RequestCode
@@ -26,9 +26,14 @@ from mqtemplate.remoting.protocol.headers.admin import BrokerRequestHeader, Regi
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right
 from mqtemplate.spark.location.cluster import ClusterBlocks
 from mqtemplate.spark.location.cluster_connection import Retries, close_connections, connect
+from mqtemplate.spark.location.connection import location_of, open_broker
+from mqtemplate.spark.location.location import BrokerLocation
+from mqtemplate.spark.reader.source import MqTemplateSource
 from mqtemplate.spark.records.offsets import QueueRange, to_spark
 from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, record_batches
 from mqtemplate.spark.records.versions import ReadAllAvailable
+from mqtemplate.spark.sink.options import SinkOptions
+from tests.contract.test_remote_server import free_address
 from tests.server.tool import Tool
 from tests.spark.conftest import ANY_PORT, Serve
 from tests.spark.reads import batch_reader, read, rows_of, source, stream_reader
@@ -45,7 +50,7 @@ def fill(broker: EmbeddedBroker, count: int, *, topic: str = "orders", queue_id:
 
 
 def range_rows(cluster: LocalCluster, start: int, end: int, *, pulls: bool) -> list[dict[str, Any]]:
-    place = ClusterBlocks((str(cluster.name_server_address),), pulls=pulls)
+    place = ClusterBlocks(BrokerLocation(name_servers=(str(cluster.name_server_address),)), pulls=pulls)
     found = QueueRange("orders", 0, start, end, cluster.engine.name)
     return [row for batch in record_batches(place.blocks(found, None), ARROW_SCHEMA) for row in batch.to_pylist()]
 
@@ -98,7 +103,7 @@ def test_a_damaged_record_is_an_error_and_not_skipped(serve: Serve, pulls: bool)
 def test_messages_that_are_not_stored_are_an_error(serve: Serve, pulls: bool) -> None:
     cluster = serve()
     fill(cluster.engine, 3)
-    place = ClusterBlocks((str(cluster.name_server_address),), pulls=pulls)
+    place = ClusterBlocks(BrokerLocation(name_servers=(str(cluster.name_server_address),)), pulls=pulls)
 
     with pytest.raises(Exception, match="offset 7 is not stored"):
         list(place.blocks(QueueRange("orders", 0, 7, 9, "broker-a"), None))
@@ -108,7 +113,7 @@ def test_a_task_that_reaches_another_cluster_says_so(serve: Serve) -> None:
     """The address may mean another machine there."""
     cluster = serve()
     fill(cluster.engine, 3)
-    place = ClusterBlocks((str(cluster.name_server_address),))
+    place = ClusterBlocks(BrokerLocation(name_servers=(str(cluster.name_server_address),)))
 
     with pytest.raises(SparkError, match=r"the cluster at .* has no broker 'broker-z' with 'orders'"):
         list(place.blocks(QueueRange("orders", 0, 0, 3, "broker-z"), None))
@@ -254,12 +259,12 @@ def test_the_keys_of_a_client_file_sign_the_requests(serve: Serve, tmp_path: Pat
 
 def test_another_key_is_another_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner lives as long as its application, whose key may change."""
-    first = connect(("127.0.0.1:1",), None)
-    assert connect(("127.0.0.1:1",), None) is first
+    first = connect(BrokerLocation(name_servers=("127.0.0.1:1",)))
+    assert connect(BrokerLocation(name_servers=("127.0.0.1:1",))) is first
 
     monkeypatch.setenv("MQTEMPLATE_ACCESS_KEY", "spark")
     monkeypatch.setenv("MQTEMPLATE_SECRET_KEY", "never shown")
-    assert connect(("127.0.0.1:1",), None) is not first
+    assert connect(BrokerLocation(name_servers=("127.0.0.1:1",))) is not first
     close_connections()
 
 
@@ -296,6 +301,55 @@ def test_the_keys_may_be_options(serve: Serve, monkeypatch: pytest.MonkeyPatch) 
     assert len(read(cluster, accessKey="spark-job", secretKey=SECRET)) == 4
     with pytest.raises(ConfigurationError, match="option 'secretKey' would be stored in the catalog, for all to see"):
         source(cluster, accessKey="spark-job", secretKey=SECRET, provider="mqtemplate").schema()
+
+
+# --- addresses --------------------------------------------------------------------------------------
+
+
+IN_A_CONTAINER = HostAddress("172.18.0.3", 10_911)
+
+
+@pytest.fixture
+def hidden() -> Iterator[LocalCluster]:
+    """Server that registers an address which this machine cannot reach, as one in a container does."""
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=IN_A_CONTAINER))
+    with LocalCluster(engine, BrokerServerSettings(listen=ANY_PORT, advertise=IN_A_CONTAINER), ANY_PORT) as cluster:
+        yield cluster
+        close_connections()
+
+
+def address_map(reached: object) -> str:
+    return json.dumps({"172.18.*": str(reached)})
+
+
+def test_the_address_map_reaches_the_tasks(hidden: LocalCluster) -> None:
+    """Messages, the pending view and writes. The map of the listener's client is the map of its tasks."""
+    fill(hidden.engine, 4)
+    hidden.engine.sends.send(Message("later", b"", {"DELAY": "18"}))
+    server = str(hidden.name_server_address)
+    given = {"nameServer": server, "addressMap": address_map(hidden.broker.remoting.address)}
+    expected = BrokerLocation.of_options(given)
+
+    assert len(read(hidden, addressMap=given["addressMap"])) == 4
+    pending = MqTemplateSource({"view": "pending", **given})
+    reader = pending.reader(pending.schema())
+    assert len(rows_of(reader, reader.partitions())) == 1
+    with open_broker(SinkOptions.parse({**given, "topic": "copies"}).location) as broker:
+        broker.sends.send(Message("copies", b"x"))
+        assert location_of(broker) == expected
+    assert BrokerLocation.of_options(expected.options()) == expected
+
+
+def test_an_unreachable_broker_names_the_option_for_its_address(hidden: LocalCluster) -> None:
+    closed = free_address()
+    fill(hidden.engine, 4)
+
+    with pytest.raises(BrokerError) as raised:
+        read(hidden, addressMap=address_map(closed), retryTimeout="10ms")
+
+    assert f"cannot connect to {closed} (Connection refused)" in str(raised.value)
+    origin = "option addressMap gives this address for 172.18.0.3:10911, which broker 'broker-a' has registered"
+    assert str(raised.value).endswith(origin)
 
 
 def test_a_broker_that_joins_the_cluster_is_read_from_its_start(serve: Serve) -> None:

@@ -106,6 +106,7 @@ class _Read(NamedTuple):
     queue_offset: int
     max_count: int
     selector: Selector
+    broker_id: int = MASTER_ID
 
 
 class Queries:
@@ -127,10 +128,16 @@ class Queries:
         max_count: int = 32,
         wait_ms: int = 0,
         selector: Selector | None = None,
+        *,
+        broker_id: int = MASTER_ID,
     ) -> PullResult:
-        """See `MessageReader.pull`."""
+        """See `MessageReader.pull`.
+
+        Args:
+            broker_id: The replica to read from, which must have ``slaveReadEnable``; the master by default.
+        """
         deadline = time.monotonic() + wait_ms / 1_000
-        read = _Read(queue, queue_offset, max_count, selector or TagSelector())
+        read = _Read(queue, queue_offset, max_count, selector or TagSelector(), broker_id)
         result = self._pull_now(read)
         while not result.messages and (left_s := deadline - time.monotonic()) > 0:
             later = self._pull_suspended(read._replace(queue_offset=result.next_begin_offset), left_s)
@@ -171,7 +178,7 @@ class Queries:
         self._invoke_pull(_Read(queue, 0, 1, TagSelector()), wire_group)
 
     def _invoke_pull(self, read: _Read, wire_group: str | None = None) -> RemotingCommand:
-        address = self._context.routes.address(read.queue.broker_name)
+        address = self._context.routes.address(read.queue.broker_name, read.broker_id)
         request = self._pull_request(read, wire_group)
         response = self._context.instance.invoke(address, request, self._context.settings.pull_timeout_ms)
         _check_pull(read, response, address)
@@ -234,7 +241,7 @@ class Queries:
         """See `MessageReader.message_by_id`."""
         host, physical_offset = parse_offset_msg_id(offset_msg_id)
         own = self._brokers_at(host)
-        for broker_name, address in own or self._masters():
+        for broker_name, address in own or self._context.routes.registered_masters().items():
             found = self._message_at(broker_name, address, offset_msg_id, physical_offset)
             if own or (found is not None and found.store_host == host):
                 return found
@@ -275,10 +282,6 @@ class Queries:
                     return [(name, address)]
         return []
 
-    def _masters(self) -> list[tuple[str, str]]:
-        brokers = self._context.routes.brokers()
-        return [(name, by_id[MASTER_ID]) for name, by_id in sorted(brokers.items()) if MASTER_ID in by_id]
-
     def messages_by_key(
         self,
         topic: str,
@@ -315,7 +318,7 @@ class Queries:
     def records_of(self, topics: Sequence[str], msg_id: str) -> tuple[set[str], list[MessageExt]]:
         """Return the brokers that the name servers know now, and their records; see `Broker.find_records`."""
         self._context.routes.load_cluster()
-        masters = dict(self._masters())
+        masters = self._context.routes.registered_masters()
         found: list[MessageExt] = []
         for topic in topics:
             header = QueryMessageRequestHeader(

@@ -73,6 +73,7 @@ class NameServers:
 
     Args:
         reached_at: Address that a broker registered -> address at which this machine reaches it.
+        map_setting: Name of the setting that has those addresses, for errors.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class NameServers:
         timeout_ms: int,
         namespace: Namespace,
         reached_at: Callable[[str], str] = str,
+        map_setting: str = "mqtemplate.cluster.address-map",
     ) -> None:
         self._addresses = random.sample(addresses, len(addresses))  # spreads the clients over the servers
         self._invoke_at = invoke
         self._timeout_ms = timeout_ms
         self._namespace = namespace
         self._reached_at = reached_at
+        self._map_setting = map_setting
         self._registered: dict[str, tuple[str, str]] = {}
         self._current = 0
 
@@ -148,13 +151,12 @@ class NameServers:
         broker_name, registered = self._registered[address]
         if registered != address:
             return (
-                f"mqtemplate.cluster.address-map gives this address for {registered}, which broker {broker_name!r} has "
-                "registered"
+                f"{self._map_setting} gives this address for {registered}, which broker {broker_name!r} has registered"
             )
         return (
             f"broker {broker_name!r} has registered this address at the name server; if it has another one here, as "
-            f"in Docker, Kubernetes or behind NAT, set mqtemplate.cluster.address-map: {{'{address}': 'HOST:PORT'}}, "
-            "or at the broker brokerIP1 (--advertise of our server)"
+            f"in Docker, Kubernetes or behind NAT, set {self._map_setting}: {{'{address}': 'HOST:PORT'}}, or at the "
+            "broker brokerIP1 (--advertise of our server)"
         )
 
     def _invoke(
@@ -443,9 +445,28 @@ class RouteTable:
         """Return the brokers of the cached routes and of the cluster: name -> id -> address."""
         return self._brokers
 
+    def registered_masters(self) -> dict[str, str]:
+        """Return the addresses of all masters by broker name, sorted. If none is known, ask the name servers again.
+
+        An answer of a cluster must not be that of no broker: nothing pending, nothing cancelled, nothing created.
+
+        Raises:
+            BrokerError: No broker is registered, or the account may not list the brokers and no topic was used yet.
+        """
+        if not self.masters():
+            cluster = self.load_cluster()
+            if not self.masters():
+                if isinstance(cluster, BrokerError):
+                    raise cluster
+                raise BrokerError(
+                    "no broker is registered at the name servers of rocketmq.name-server; start one, or wait until it "
+                    "has registered again"
+                )
+        return {name: by_id[MASTER_ID] for name, by_id in sorted(self.brokers().items()) if MASTER_ID in by_id}
+
     def master_names(self) -> list[str]:
-        """Return the names of the brokers that have a master, sorted."""
-        return sorted(name for name, by_id in self.brokers().items() if MASTER_ID in by_id)
+        """Return the names of the brokers that have a master, sorted; see `registered_masters`."""
+        return list(self.registered_masters())
 
     def masters(self) -> list[str]:
         """Return the addresses of all masters, sorted."""

@@ -40,6 +40,9 @@ class ClientIntervals:
     pending_read_limit: Annotated[int, Gt(0)] = 100_000
     """Most delayed messages that one query of pending messages reads from a RocketMQ cluster; with more it fails."""
 
+    pending_read_rate: Annotated[int, Gt(0)] = 20_000
+    """Most records a second that the index of pending messages reads from a RocketMQ cluster."""
+
     max_decompressed_size: Annotated[int, Gt(0)] | None = None
     """Largest body in bytes that is decompressed for a listener; four times ``producer.max-message-size`` if not given.
     A larger one stays compressed, and its message fails with an error that says so."""
@@ -149,6 +152,10 @@ class RemoteSettings(ClientIntervals):
 
     A relative one is resolved when the settings are created."""
 
+    pending_index: Path | None = None
+    """File with an index of the pending messages of a RocketMQ cluster; None: each query reads all of them, up to
+    ``pending_read_limit``."""
+
     tools_group: str = "TOOLS_CONSUMER"
     """Consumer group of `Broker.pull`. Every broker has it from the start."""
 
@@ -175,6 +182,8 @@ class RemoteSettings(ClientIntervals):
     def __post_init__(self) -> None:
         if self.offset_path is not None:
             object.__setattr__(self, "offset_path", absolute_path(self.offset_path))
+        if self.pending_index is not None:
+            object.__setattr__(self, "pending_index", absolute_path(self.pending_index))
         if self.address_map:
             from mqtemplate.remoting.sockets import AddressMap  # an embedded broker loads these settings too
 

@@ -371,7 +371,8 @@ class _PopGroup:
     def request(self, pop: _Pop) -> RemotingCommand:
         """Return the request of a pop."""
         from_first = self.spec.consume_from_where is ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
-        return pop_request(self.context, pop.wanted, pop.target.broker_name, pop.poll_ms, from_first=from_first)
+        broker_name, limits = pop.target.broker_name, self.spec.key_limits
+        return pop_request(self.context, pop.wanted, broker_name, pop.poll_ms, from_first=from_first, key_limits=limits)
 
     def read(self, pop: _Pop, response: RemotingCommand) -> list[ReceivedMessage]:
         """Return the messages of a response, without those that were not requested or have no retry left.

@@ -7,8 +7,9 @@ Source: RocketMQ ``client: MQClientAPIImpl.processPopResponse``, ``ackMessageAsy
 from __future__ import annotations
 
 import base64
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from mqtemplate.broker import Capability, ConsumerSpec, PopConsumers, ReceivedMessage
 from mqtemplate.brokers.remote.cluster.client import ClientContext
@@ -25,6 +26,9 @@ from mqtemplate.remoting.protocol.headers import pop as headers
 from mqtemplate.remoting.protocol.messages import decode_messages
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.user_code import error_text
+
+if TYPE_CHECKING:
+    from mqtemplate.key_limits import KeyLimits
 
 _log = get_logger("mqtemplate.remote")
 
@@ -47,7 +51,13 @@ class WantedMessages(NamedTuple):
 
 
 def pop_request(
-    context: ClientContext, wanted: WantedMessages, broker_name: str, poll_ms: int, *, from_first: bool
+    context: ClientContext,
+    wanted: WantedMessages,
+    broker_name: str,
+    poll_ms: int,
+    *,
+    from_first: bool,
+    key_limits: KeyLimits | None = None,
 ) -> RemotingCommand:
     """Return the request of a pop from all queues of a broker.
 
@@ -71,6 +81,13 @@ def pop_request(
         attempt_id=wanted.attempt_id or None,
         broker_name=broker_name,
     )
+    if key_limits is not None:
+        header = dataclasses.replace(
+            header,
+            mqt_fair_by=key_limits.fair_by,
+            mqt_max_in_flight_per_key=key_limits.max_in_flight,
+            mqt_max_rate_per_key=None if key_limits.max_rate is None else repr(key_limits.max_rate),
+        )
     return RemotingCommand.request(RequestCode.POP_MESSAGE, header)
 
 

@@ -14,7 +14,7 @@ from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.errors import BrokerError, ConfigurationError, MessageError, OffsetOutOfRangeError, UnsupportedError
-from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.message import BROKER_PROPERTIES, DELAY_PROPERTIES, Message, MessageExt, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
@@ -37,12 +37,14 @@ class DelayConfig(NamedTuple):
         slot_ms: Length of a slot of the timer wheel; None for a broker without timers.
         timer_age_ms: Age of the oldest record that can belong to a pending timer. A longer timer is stored again.
         max_delay_ms: The longest delay of a timer; 0 without timers.
+        most_in_slot: Timers of one slot from which the broker refuses more; None if it does not report it.
     """
 
     levels: DelayLevels
     slot_ms: int | None
     timer_age_ms: int
     max_delay_ms: int = 0
+    most_in_slot: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> DelayConfig:
@@ -58,7 +60,8 @@ class DelayConfig(NamedTuple):
         slot_ms = _positive_number(values, "timerPrecisionMs")
         roll_ms = _positive_number(values, "timerRollWindowSlot") * slot_ms
         max_delay_ms = _positive_number(values, "timerMaxDelaySec") * 1_000
-        return cls(levels, slot_ms, min(roll_ms, max_delay_ms), max_delay_ms)
+        most = parse_number(values.get("timerCongestNumEachSlot"))
+        return cls(levels, slot_ms, min(roll_ms, max_delay_ms), max_delay_ms, most)
 
 
 def _positive_number(values: Mapping[str, str], name: str) -> int:
@@ -222,13 +225,12 @@ class Recalls:
 
     def are_enabled(self) -> bool:
         """Return True if all brokers recall timers."""
-        names = self._context.routes.master_names()
         try:
-            for name in names:
+            for name in self._context.routes.master_names():
                 self.check_enabled(name)
         except BrokerError:
             return False
-        return bool(names)
+        return True
 
     def check_enabled(self, broker_name: str) -> None:
         """Raise `UnsupportedError` if a broker refuses recalls. It gets a recall that has no effect."""
@@ -264,6 +266,7 @@ def _recall_error(response: RemotingCommand, operation: str, address: str) -> Br
 
 _PAGE = 256  # a broker returns 32 of them by default
 _SKEW_MS = 60_000  # clocks of brokers and clients differ, and a broker may be late with its timers
+_NOT_SENT_AGAIN = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 _MOST_BY_KEY = 32  # a broker returns at most 64 messages of its index, and may find other keys of the same hash
 
 
@@ -409,6 +412,14 @@ class Backlog:
             handle=level_handle(record, due_ms) if level else timer_handle(record),
             pending_key=record.properties.get(Property.PENDING_KEY),
         )
+
+
+def sent_again(record: MessageExt, topic: str, slot_ms: int) -> Message:
+    """Return the message of a delayed record, to send again with its id; 0 for a delivery now."""
+    properties = {name: value for name, value in record.properties.items() if name not in _NOT_SENT_AGAIN}
+    if slot_ms:
+        properties[Property.TIMER_DELIVER_MS] = str(slot_ms + 1)
+    return Message(topic, record.body, properties, record.flag)
 
 
 def timer_handle(record: MessageExt) -> str:

@@ -29,16 +29,16 @@ from mqtemplate.brokers.remote.delayed.backlog import (
     TimerRecords,
     parse_cursor,
     position_of,
+    sent_again,
     timer_handle,
     timer_id,
 )
+from mqtemplate.brokers.remote.delayed.index_reader import IndexReader, index_answers
 from mqtemplate.brokers.remote.delayed.our_server import MOST_INFORMATIVE
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle
 from mqtemplate.errors import BrokerError, MessageError, PendingKeyError, UnsupportedError
 from mqtemplate.message import (
-    BROKER_PROPERTIES,
-    DELAY_PROPERTIES,
     KEY_SEPARATOR,
     Message,
     MessageExt,
@@ -66,20 +66,25 @@ from mqtemplate.results import SendResult, SendStatus
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
 _SEND_TIMEOUT_MS = 3_000
-_NOT_SENT_AGAIN = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 
 
 class RocketMQCluster(DelayedMessages):
     """Lists the pending messages of a RocketMQ cluster, and cancels and reschedules its timers.
 
-    - RocketMQ has no requests for this. Pending messages are read from its system topics; see `Backlog`.
+    - RocketMQ has no requests for this: its system topics are read, by each query or into an index.
     - A cancel is a recall of RocketMQ. It cannot recall messages with a delay level.
     - A reschedule sends the message again and then recalls the old one. If the client stops in between, both are
       pending, with equal ids; the next change of the message changes both.
     """
 
     def __init__(
-        self, context: ClientContext, queries: Queries, producer: Producer, recalls: Recalls, configs: DelayConfigs
+        self,
+        context: ClientContext,
+        queries: Queries,
+        producer: Producer,
+        recalls: Recalls,
+        configs: DelayConfigs,
+        index: IndexReader | None,
     ) -> None:
         self._context = context
         self._queries = queries
@@ -87,6 +92,7 @@ class RocketMQCluster(DelayedMessages):
         self._recalls = recalls
         self._configs = configs
         self._backlog = Backlog(context, queries, configs)
+        self._index = index
 
     # --- queries -------------------------------------------------------------------------------
 
@@ -98,9 +104,12 @@ class RocketMQCluster(DelayedMessages):
         *,
         on_compared: Callable[[int], None] | None = None,
     ) -> PendingPage:
-        """See `DelayedMessages.pending`. Each page reads all pending messages."""
+        """See `DelayedMessages.pending`. Without an index each page reads all pending messages."""
         check_page_size(max_count)
         after = parse_cursor(cursor)
+        if self._index is not None and index_answers(query):
+            self._index.update(on_compared)
+            return self._index.page(query, after, max_count, self._recalls.is_recent)
         rows = ((position_of(timer), message) for timer, message in self._rows(query, on_compared))
         found = heapq.nsmallest(max_count + 1, (row for row in rows if row[0] > after), key=lambda row: row[0])
         cursor = "/".join(map(str, found[max_count - 1][0])) if len(found) > max_count else None
@@ -115,6 +124,9 @@ class RocketMQCluster(DelayedMessages):
     ) -> PendingCounts:
         if bucket_ms < 1:
             raise MessageError(f"the span to count by must be 1 ms or more, got {bucket_ms}")
+        if self._index is not None and index_answers(query):
+            self._index.update(on_compared)
+            return self._index.counts(query, bucket_ms)
         counts = Counter(timer.slot_ms // bucket_ms * bucket_ms for timer, _ in self._rows(query, on_compared))
         return PendingCounts(counts.total(), dict(sorted(counts.items())))
 
@@ -183,8 +195,8 @@ class RocketMQCluster(DelayedMessages):
 
     def _is_stored(self, record: MessageExt, msg_id: str) -> bool:
         """Return True if the message is in its real topic."""
-        topic = self._context.namespace.unwrap(record.properties[Property.REAL_TOPIC])
-        return bool(self._queries.messages_by_key(topic, msg_id, 1, unique=True))
+        real_topic = record.properties[Property.REAL_TOPIC]
+        return bool(self._queries.messages_by_key(self._context.namespace.unwrap(real_topic), msg_id, 1, unique=True))
 
     def _level(self, msg_id: str, wire_topic: str | None) -> MessageState | None:
         found = [(record, due_ms) for record, due_ms in self._backlog.levels_of(msg_id) if _is_for(record, wire_topic)]
@@ -262,12 +274,10 @@ class RocketMQCluster(DelayedMessages):
         if not state.handles:
             return ScheduleChange(state.status)
         statuses = [self._recalls.recall(handle) for handle in state.handles]
-        status = _CANCELLED if _CANCELLED in statuses else _DELIVERED
-        return ScheduleChange(status, int(status is _CANCELLED))
+        return ScheduleChange(_CANCELLED, 1) if _CANCELLED in statuses else ScheduleChange(_DELIVERED)
 
     def _reschedule(self, state: MessageState, deliver_ms: int) -> ScheduleChange:
-        record = state.newest
-        if record is None:
+        if (record := state.newest) is None:
             return ScheduleChange(_UNKNOWN if state.handles else state.status)
         current = timer_id(record)
         slot_ms = self._free_slot(current, deliver_ms, state.deleted)
@@ -314,12 +324,9 @@ class RocketMQCluster(DelayedMessages):
     def _send_again(self, record: MessageExt, slot_ms: int) -> str | None:
         """Send a delayed message again, with its id and to its queue if that still exists; return its new handle."""
         topic = self._context.namespace.unwrap(record.properties[Property.REAL_TOPIC])
-        properties = {name: value for name, value in record.properties.items() if name not in _NOT_SENT_AGAIN}
-        if slot_ms:
-            properties[Property.TIMER_DELIVER_MS] = str(slot_ms + 1)
         queue = MessageQueue(topic, record.broker_name, parse_number(record.properties.get(Property.REAL_QID)) or 0)
         is_writable = queue in self._context.routes.publish_route(topic).write_queues
-        message = Message(topic, record.body, properties, record.flag)
+        message = sent_again(record, topic, slot_ms)
         return self._producer.send_as_it_is(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle
 
 

@@ -38,6 +38,7 @@ class PopMessageRequestHeader(RpcRequestHeader):
         exp_type, exp: Expression that selects messages. None: all messages.
         order: True: the broker blocks a queue until the messages of the last pop are acknowledged.
         attempt_id: With *order*: the same text repeats a pop whose response was lost.
+        mqt_fair_by: Of our clients: name of the property whose values take turns, within two limits.
     """
 
     consumer_group: str
@@ -52,6 +53,9 @@ class PopMessageRequestHeader(RpcRequestHeader):
     exp: str | None = None
     order: bool = False
     attempt_id: str | None = None
+    mqt_fair_by: str | None = None
+    mqt_max_in_flight_per_key: int | None = None
+    mqt_max_rate_per_key: str | None = None
 
 
 class PopMessageResponseHeader(CommandHeader):
