@@ -113,7 +113,8 @@ class DraftMaker:
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
             if Property.PENDING_KEY in with_id:
-                pending, with_id = _read_pending_key(with_id, topic, now_ms)
+                since = properties.get(Property.PENDING_SINCE)
+                pending, with_id = _read_pending_key(with_id, topic, now_ms, since)
             topic, queue_id, encoded, delay_ms = self._apply_delay(
                 with_id, topic, queue_id, now_ms, self._levels, pending
             )
@@ -304,12 +305,16 @@ class DraftMaker:
 
 
 def _read_pending_key(
-    properties: dict[str, str], topic: str, now_ms: int
+    properties: dict[str, str], topic: str, now_ms: int, moved_since: str | None = None
 ) -> tuple[PendingRequest | None, dict[str, str]]:
     """Return the request of a new message, and its properties as they are stored.
 
     A message without a delay decides nothing. A retry or a dead letter does not either, and has no pending key: it is a
-    copy of a message that was delivered, and another one under the key may be pending.
+    copy of a message that was delivered, and another one under the key may be pending. A message that a hand-over moves
+    has been decided about in the old broker: it decides nothing, and later sends find it under its key.
+
+    Args:
+        moved_since: Time of the first send, of a message that a hand-over moves.
 
     Raises:
         MessageError: A property has an invalid value.
@@ -320,6 +325,10 @@ def _read_pending_key(
     kept = copy_properties(properties, *PENDING_KEY_PROPERTIES, Property.PENDING_SINCE)
     if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or properties.keys().isdisjoint(DELAY_PROPERTIES):
         return None, kept
+    if Property.HAND_OVER in properties:
+        since_ms = parse_number(moved_since)
+        moved = {Property.PENDING_KEY: key, Property.PENDING_SINCE: str(now_ms if since_ms is None else since_ms)}
+        return None, kept | moved
     rule = properties.get(Property.ON_PENDING, OnPending.REPLACE.value)
     if rule not in list(OnPending):
         known = ", ".join(OnPending)

@@ -81,7 +81,7 @@ _MAX_TRANSIT_BYTES = 4 << 20
 """Records of one response. A single larger one is returned all the same."""
 MAX_IN_TRANSIT = 4_096
 """Most messages that are in transit at one time."""
-_NOT_SENT = BROKER_PROPERTIES.union(DELAY_PROPERTIES, INTERNAL_PROPERTIES)
+_NOT_SENT = BROKER_PROPERTIES.union(DELAY_PROPERTIES, INTERNAL_PROPERTIES) - {Property.PENDING_SINCE}
 _FIRST_LEASE_MS = 15_000
 """After a start, the owner of the lock before the start may still be at work for this long."""
 

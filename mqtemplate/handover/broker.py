@@ -53,7 +53,7 @@ from mqtemplate.handover.old_broker import (
 )
 from mqtemplate.handover.pending import HandOverDelayed
 from mqtemplate.handover.pop import HandOverPop
-from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
+from mqtemplate.message import Message, MessageExt, MessageQueue, Property, SendSequence
 from mqtemplate.metrics import Metrics
 from mqtemplate.pending import PendingQuery
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
@@ -62,7 +62,9 @@ from mqtemplate.services import Service
 
 _log = get_logger("mqtemplate.handover")
 
-_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK, Capability.KEY_LIMITS})
+_NOT_OF_BOTH = frozenset(
+    {Capability.LOCAL_FILES, Capability.RECORD_BLOCK, Capability.KEY_LIMITS, Capability.PENDING_KEYS}
+)
 """Capabilities of the files of one broker, and of what one broker counts."""
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
@@ -92,6 +94,7 @@ class HandOverBroker(Broker):
     """Two brokers as one: messages are sent to the new one, and read from both.
 
     - Sends, requests and half messages go to the new broker. Half messages of the old one are checked there.
+    - Sends with a pending key are refused: no broker knows all messages that may be pending under the key.
     - Changes and queries of pending messages concern both, and so do groups, topics, and what operators do.
     - To the application the old broker's name is ``old:NAME``.
     - If one of them cannot be reached, the other one works on.
@@ -501,7 +504,10 @@ class _Reader(MessageReader):
 
 
 class SendsInFlight(MessageSends):
-    """The sends of a broker. It knows whether one waits for its answer now, so that a mover gives way to it."""
+    """The sends of a new broker during a hand-over. It knows if one waits for its answer, so that a mover gives way.
+
+    A send with a pending key raises `UnsupportedError`.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -512,7 +518,8 @@ class SendsInFlight(MessageSends):
         return bool(self._in_flight)
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[MessageSends]:
+    def _counted(self, messages: Iterable[Message]) -> Iterator[MessageSends]:
+        _refuse_pending_keys(messages)
         self._in_flight.append(None)
         try:
             yield self._broker.sends
@@ -520,35 +527,47 @@ class SendsInFlight(MessageSends):
             self._in_flight.pop()
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        with self._counted() as sends:
+        with self._counted([message]) as sends:
             return sends.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
-        with self._counted() as sends:
+        with self._counted(messages) as sends:
             return sends.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> AwaitableFuture[SendResult]:
+        _refuse_pending_keys(messages)
         future = self._broker.sends.send_async(messages, queue, timeout_ms)
         self._in_flight.append(None)
         future.add_done_callback(lambda done: self._in_flight.pop())
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        with self._counted() as sends:
+        with self._counted([message]) as sends:
             sends.send_one_way(message, queue)
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
-        with self._counted() as sends:
+        with self._counted([message]) as sends:
             return sends.send_half(message, group, queue, timeout_ms)
 
     def send_sequenced(
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
-        with self._counted() as sends:
+        with self._counted((message for message, _ in messages)) as sends:
             return sends.send_sequenced(messages, sequence, timeout_ms)
+
+
+def _refuse_pending_keys(messages: Iterable[Message]) -> None:
+    """Raise `UnsupportedError` if a message has a pending key."""
+    for message in messages:
+        if (key := message.properties.get(Property.PENDING_KEY)) is not None:
+            raise UnsupportedError(
+                f"pending_key={key!r} of a message for {message.topic!r}, during a hand-over: the message that is "
+                "pending under the key may be in the old broker, in the new one, or between them, so neither can "
+                "decide; send it without the key, or after the hand-over is confirmed and its settings are removed"
+            )

@@ -284,7 +284,9 @@ class ClientSends:
         return engine.writer.store_all(drafts, ids, topic, queue_id)
 
     def _checked(self, send: ClientSend, message: Message) -> Message:
-        if Property.PENDING_KEY in message.properties and not self.settings.recall_message_enable:
+        # A message that a hand-over moves cancels nothing.
+        decides = Property.PENDING_KEY in message.properties and Property.HAND_OVER not in message.properties
+        if decides and not self.settings.recall_message_enable:
             raise RefusedError(
                 ResponseCode.NO_PERMISSION,
                 "a message with a pending_key may cancel another one, and recall is disabled; set "

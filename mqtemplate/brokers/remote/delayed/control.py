@@ -384,14 +384,16 @@ class PendingKeySends:
         instance.register_at(masters)
         if any(instance.announced.get(address) for address in masters):  # a server of this library
             return None
+        key = message.properties[Property.PENDING_KEY]
+        text = pending_key_text(self._context.namespace.wrap(message.topic), key)
+        if Property.HAND_OVER in message.properties:  # the old broker has decided about it; later sends find it
+            return self._store(message, queue, timeout_ms, text)
         self._check(message)
         if instance.remoting.loop.is_current_thread:
             raise UnsupportedError(
                 "a pending_key on a RocketMQ cluster needs several requests, and this is the thread that receives "
                 "their responses; send from another thread"
             )
-        key = message.properties[Property.PENDING_KEY]
-        text = pending_key_text(self._context.namespace.wrap(message.topic), key)
         with self._locks[hash(text) % _STRIPES]:
             return self._send(message, queue, timeout_ms, text)
 

@@ -241,7 +241,8 @@ class SendRequestFactory:
         request.group, request.flag = group, message.flag
         request.reconsume_times, request.max_reconsume_times = retries
         request.has_level, request.has_timer, request.needs = has_level, has_timer, needs
-        if (has_level or has_timer) and Property.PENDING_KEY in properties:
+        # A message that a hand-over moves decides nothing, so any broker may store it.
+        if (has_level or has_timer) and Property.PENDING_KEY in properties and Property.HAND_OVER not in properties:
             request.needs, request.pending_keys = _pending_keys(properties)
         request.level = self.levels.clamp(int(properties[Property.DELAY])) if has_level else 0
         return request
@@ -279,7 +280,7 @@ class SendRequestFactory:
         request.has_level, request.has_timer = has_level, has_timer
         request.needs = Capability.BATCH_DELAY if has_level or has_timer else None
         delayed = [each.properties for each in encoded if not _DELAYS.isdisjoint(each.properties)]
-        if any(Property.PENDING_KEY in each for each in delayed):
+        if any(Property.PENDING_KEY in each and Property.HAND_OVER not in each for each in delayed):
             request.needs, request.pending_keys = _pending_keys(*delayed)
         return request
 
