@@ -442,6 +442,8 @@ def main() -> None:
     print(f"{result.uncertain} with a lost answer")
     print(f"lost {len(result.lost)}, doubled {len(result.doubled)}, early {len(result.early)}, ", end="")
     print(f"delivered though cancelled {len(result.not_cancelled)}")
+    if not result.moved:
+        sys.exit("no message was moved, so this run shows nothing: see application.log for the reason")
     if result.faults:
         sys.exit(f"lost {result.lost}\ndoubled {result.doubled}\nearly {result.early}\n{result.not_cancelled}")
 

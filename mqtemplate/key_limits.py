@@ -12,9 +12,10 @@ from typing import Generic, TypeVar
 
 from mqtemplate.message import FAIR_BY_HASH_KEY, Property
 
-__all__ = ["MAX_RATE", "KeyLimits", "KeyRates", "KeyedQueue", "parse_rate"]
+__all__ = ["MAX_IN_FLIGHT_PER_KEY", "MAX_RATE", "KeyLimits", "KeyRates", "KeyedQueue", "parse_rate"]
 
 MAX_RATE = 10_000_000
+MAX_IN_FLIGHT_PER_KEY = 100_000
 _MOST_IDLE_KEYS = 1_024
 
 

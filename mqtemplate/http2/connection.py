@@ -18,7 +18,7 @@ from mqtemplate.http2.hpack import (
     HpackError,
     is_valid_field,
 )
-from mqtemplate.http2.limits import Http2Limits
+from mqtemplate.http2.limits import Budget, Http2Limits
 from mqtemplate.http2.streams import CREDIT_BYTES, Http2Stream, Outbound, StreamReceiver
 
 _MAX_SENT_FRAME_BYTES = 65_536
@@ -37,34 +37,6 @@ _OF_CONNECTIONS = {"connection", "proxy-connection", "keep-alive", "transfer-enc
 """RFC 9113, 8.2.2: fields of HTTP/1.1 that make a request malformed."""
 
 
-class Budget:
-    """Number of events that a peer may cause: *burst* at once, and *per_s* all the time."""
-
-    __slots__ = ("_burst", "_now_ms", "_per_ms", "_since_ms", "left")
-
-    def __init__(self, burst: int, per_s: int, now_ms: Callable[[], float]) -> None:
-        self.left: float = burst
-        self._burst = burst
-        self._per_ms = per_s / 1_000
-        self._now_ms = now_ms
-        self._since_ms = now_ms()
-
-    def spend(self, count: int, what: str) -> None:
-        """Count events, or raise `Http2Error` if there are too many."""
-        self.left -= count
-        if self.left < 0:
-            now = self._now_ms()
-            self.left = min(self.left + (now - self._since_ms) * self._per_ms, self._burst)
-            self._since_ms = now
-            if self.left < 0:
-                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"too many {what}")
-
-    def earn(self, count: int) -> None:
-        """Permit more events."""
-        if self.left < self._burst:
-            self.left += count
-
-
 # --- connection -----------------------------------------------------------------------------------
 
 
@@ -80,12 +52,14 @@ class Http2Connection:
         now_ms: A monotonic time.
         plan_output: Called once when there is output outside of `process`, until `take_output`.
         on_processed: Called in `process` after the last frame, and before the GOAWAY of an error.
+        resets: Number of streams that may end by RST_STREAM, if connections share it. None: that of *limits*.
 
     Attributes:
         outbound: The open streams, and the frames to send.
         is_going_away: True after GOAWAY of this side: the peer opens no more streams here.
         frames_read: Number of whole frames.
         last_stream_id: The highest stream of the peer.
+        resets: Number of streams that may end by RST_STREAM.
     """
 
     def __init__(
@@ -95,9 +69,10 @@ class Http2Connection:
         now_ms: Callable[[], float],
         plan_output: Callable[[], None] = lambda: None,
         on_processed: Callable[[], None] = lambda: None,
+        resets: Budget | None = None,
     ) -> None:
         self._control = Budget(limits.max_control_frames, limits.control_frames_per_s, now_ms)
-        self._resets = Budget(limits.max_resets, limits.resets_per_s, now_ms)
+        self.resets = resets or Budget(limits.max_resets, limits.resets_per_s, now_ms)
         self.outbound = Outbound(limits.max_streams, now_ms, self._control.earn, plan_output)
         self._streams = self.outbound.streams
         self.frames_read = 0
@@ -222,7 +197,7 @@ class Http2Connection:
 
     def _on_stream_error(self, exc: Http2Error) -> None:
         """End a stream by the peer's fault, which may be a way to make this side work for nothing: count it."""
-        self._resets.spend(1, "streams with errors")
+        self.resets.spend(1, "streams with errors")
         stream = self._streams.get(exc.stream_id)
         if stream is None:
             self.outbound.refuse(exc.stream_id, exc.code)
@@ -385,7 +360,7 @@ class Http2Connection:
             if len(self._late_resets) > self._limits.max_streams:
                 del self._late_resets[next(iter(self._late_resets))]
             return
-        self._resets.spend(1, "streams that the client resets")
+        self.resets.spend(1, "streams that the client resets")
         stream.remote_ended = True
         receiver = stream.receiver
         self.outbound.end_stream(stream)

@@ -22,7 +22,7 @@ from mqtemplate.http2.grpc_call import (
     UnaryHandler,
 )
 from mqtemplate.http2.grpc_wire import GrpcStatus
-from mqtemplate.http2.limits import GrpcLimits, Http2Limits
+from mqtemplate.http2.limits import AddressBudgets, GrpcLimits, Http2Limits
 from mqtemplate.http2.streams import Http2Stream
 from mqtemplate.message import HostAddress
 from mqtemplate.metrics import OTHER, Counter, Metrics
@@ -55,9 +55,14 @@ _JOIN_BYTES = 65_536
 
 
 class GrpcOwner(SocketOwner, Protocol):
-    """Server that a connection belongs to."""
+    """Server that a connection belongs to.
+
+    Attributes:
+        resets: Numbers of streams that may end by RST_STREAM, by the clients' addresses.
+    """
 
     grpc_limits: GrpcLimits
+    resets: AddressBudgets
 
     def open_call(self, connection: GrpcConnection, stream: Http2Stream, headers: dict[str, str]) -> GrpcCall:
         """Return the call of a new stream."""
@@ -84,7 +89,12 @@ class GrpcConnection(CallConnection):
         self.read_ms = self._last_call_ms = self.loop.now_ms()
         self._owner = owner
         self._http2 = Http2Connection(
-            owner.grpc_limits.http2, self._open_call, self.loop.now_ms, self._plan_output, self.process_gathered
+            owner.grpc_limits.http2,
+            self._open_call,
+            self.loop.now_ms,
+            self._plan_output,
+            self.process_gathered,
+            owner.resets.of(remote.ip),
         )
         self._new_calls: list[GrpcCall] = []
         self._gathered: list[tuple[GrpcCall, bytes]] = []  # of one method
@@ -222,6 +232,7 @@ class GrpcConnection(CallConnection):
     def _on_ended(self, reason: str) -> None:
         self._owner.unread_output.add(-self._queued_bytes)
         self._queued_bytes = 0
+        self._owner.resets.keep(self.remote.ip, self._http2.resets)
         self._feed = _ignore  # the other function refers to this object
         # The responses of the latter were complete.
         unaccepted = [stream.receiver for stream in self._http2.outbound.unaccepted()]
@@ -282,6 +293,7 @@ class GrpcServer(TcpServer[GrpcConnection]):
         refused = metrics.counter("grpc.refused_connections")
         super().__init__(listen, "mqtemplate-grpc", limits, clock, refused_connections=refused, heavy=heavy)
         self.grpc_limits = limits
+        self.resets = AddressBudgets(limits.http2.max_resets, limits.http2.resets_per_s, self.loop.now_ms)
         self._metrics = metrics
         self._methods: dict[str, _GrpcMethod] = {}
         self._unknown = metrics.counter("grpc.calls", method=OTHER)

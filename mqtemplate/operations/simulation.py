@@ -15,6 +15,7 @@ from mqtemplate.errors import MessageError
 from mqtemplate.message import MessageQueue
 from mqtemplate.operations.access import snapshot_broker
 from mqtemplate.operations.messages import read_queue
+from mqtemplate.operations.why_late import percentiles
 from mqtemplate.pending import PendingQuery
 from mqtemplate.services import Service
 
@@ -189,15 +190,8 @@ class _SimulationRun:
         for minute in minutes:
             waiting += minute.delivered - minute.consumed
             minute.backlog = waiting
-        return Simulation(self._start_ms, minutes, len(lateness), self._undelivered, _percentiles(lateness))
+        return Simulation(self._start_ms, minutes, len(lateness), self._undelivered, percentiles(lateness))
 
     def _minute(self, time_ms: int) -> SimulatedMinute:
         start_ms = time_ms - time_ms % _MINUTE
         return self._minutes.setdefault(start_ms, SimulatedMinute(start_ms))
-
-
-def _percentiles(lateness: list[int]) -> dict[int, int]:
-    if not lateness:
-        return {}
-    in_order = sorted(lateness)
-    return {each: in_order[min(len(in_order) - 1, len(in_order) * each // 100)] for each in (50, 99, 100)}

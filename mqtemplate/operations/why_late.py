@@ -349,6 +349,13 @@ class _Groups:
 _SAMPLED = 500
 
 
+def percentiles(lateness: Sequence[int]) -> dict[int, int]:
+    """Return the median, the 99th percentile and the maximum, by 50, 99 and 100; empty without values."""
+    in_order = sorted(lateness)
+    last = len(in_order) - 1
+    return {each: in_order[min(last, len(in_order) * each // 100)] for each in (50, 99, 100)} if in_order else {}
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryLateness:
     """Lateness of the newest deliveries of delayed messages in a topic.
@@ -392,12 +399,13 @@ def delivery_lateness(access: BrokerAccess, topic: str) -> DeliveryLateness:
             offset = result.next_begin_offset
     if not found:
         return DeliveryLateness()
-    late, stored = sorted(each for _, each in found), [each for each, _ in found]
+    stored, late = [each for each, _ in found], [each for _, each in found]
+    at = percentiles(late)
     return DeliveryLateness(
         len(found),
-        late[len(late) // 2],
-        late[min(len(late) - 1, len(late) * 99 // 100)],
-        late[-1],
+        at[50],
+        at[99],
+        at[100],
         sum(each > ON_TIME_MS for each in late),
         min(stored),
         max(stored),

@@ -125,6 +125,7 @@ class Handshake:
     """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
 
     The key exchange takes about a millisecond, so each step waits for the open connections, and addresses take turns.
+    The socket is not watched while a step waits: with hundreds that wait, each wait of the loop would report them all.
 
     Args:
         tls: None: no client uses TLS.
@@ -154,6 +155,7 @@ class Handshake:
     def on_ready(self, events: int) -> None:
         if not self._is_in_line and not self._is_done:
             self._is_in_line = True
+            self.loop.unwatch(self._tls or self.sock)
             self.loop.turns.add(self.remote.ip, self)
 
     def take_turn(self) -> None:
@@ -188,6 +190,7 @@ class Handshake:
         try:
             first = self.sock.recv(1, socket.MSG_PEEK)  # the byte stays in the socket: it is part of what follows
         except (BlockingIOError, InterruptedError):
+            self.start()
             return
         if not first:
             self.fail("closed", is_bad=False)
@@ -196,14 +199,12 @@ class Handshake:
             timeout_ms = self.limits.frame_timeout_ms
             late = f"the TLS handshake is not complete after {format_ms(timeout_ms)}"
             self._timer = self.loop.call_later(timeout_ms, lambda: self.fail(late))
-            self.loop.unwatch(self.sock)  # wrap_socket() moves its file descriptor to the new socket
             self._tls = self.tls.context.wrap_socket(
                 self.sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
         elif self.tls is not None and self.tls.mode is TlsMode.ENFORCING:
             self.fail("the client does not use TLS, which this server enforces")
         else:
-            self.loop.unwatch(self.sock)
             self._finish(PlainStream(self.sock))
 
     def _handshake(self, tls: ssl.SSLSocket) -> None:
@@ -214,7 +215,6 @@ class Handshake:
         except ssl.SSLWantWriteError:
             self.loop.watch(tls, WRITE, self)
         else:
-            self.loop.unwatch(tls)
             self._finish(TlsStream(tls))
 
     def _finish(self, stream: Stream | None) -> None:

@@ -191,8 +191,13 @@ def test_the_command_needs_a_server(tmp_path: Path) -> None:
 def test_the_server_stops_in_order_when_its_terminal_is_closed(tmp_path: Path) -> None:
     """SIGHUP means a reload for a service. For a server in a terminal that is gone it is the end, as before."""
     ours, theirs = os.openpty()
+
+    def log_in() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored, if the tests run under nohup
+        os.login_tty(theirs)
+
     broker = BrokerProcess(tmp_path)
-    process = subprocess.Popen(broker._command, preexec_fn=lambda: os.login_tty(theirs))  # noqa: PLW1509 (no threads)
+    process = subprocess.Popen(broker._command, preexec_fn=log_in)  # noqa: PLW1509 (no threads)
     os.close(theirs)
     try:
         shown = b""

@@ -55,7 +55,8 @@ class Block:
         language, text = self.fence.language, self.fence.text
         if language == "yaml":
             first = yaml.safe_load(text.split("\n---\n")[0])
-            return "compose" if "services" in first else "kubernetes" if "apiVersion" in first else "application"
+            kinds = {"services": "compose", "apiVersion": "kubernetes", "libraries": "pipeline"}
+            return next((kind for key, kind in kinds.items() if key in first), "application")
         if language == "toml":
             return "project" if "[project]" in text else "application"
         if language == "ini" and "[Service]" in text:
@@ -75,7 +76,7 @@ def of_kind(kind: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 def test_every_block_is_read_or_says_why_it_is_not() -> None:
-    known = {"application", "compose", "kubernetes", "systemd", "docker", "project"}
+    known = {"application", "compose", "kubernetes", "systemd", "docker", "project", "pipeline"}
     left = [each for each in blocks() if each.fence.reason is None and each.kind not in known]
 
     assert left == []

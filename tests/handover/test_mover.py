@@ -10,7 +10,7 @@ import pytest
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
 from mqtemplate.errors import SendError
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.handover.mover import MoverSettings
+from mqtemplate.handover.mover import _FIRST_WINDOW, MoverSettings
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.results import SendResult
@@ -203,7 +203,7 @@ def test_a_target_that_is_down_delays_only_what_may_have_been_sent(brokers: TwoB
     brokers.advance(20_100)
 
     on_time = [each for each in brokers.arrived() if each.store_timestamp == due_ms]
-    assert len(on_time) == 150 - 8  # the first step sends 8
+    assert len(on_time) == 150 - _FIRST_WINDOW
     assert brokers.mover.progress().error == "connection refused"
     del brokers.mover._new.sends.send_async
     brokers.advance(20_000)

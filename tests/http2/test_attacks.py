@@ -15,6 +15,7 @@ from mqtemplate.http2 import frames, grpc_server
 from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, settings_frame, window_update_frame
 from mqtemplate.http2.grpc_server import GrpcConnection, GrpcLimits, GrpcStatus, Http2Limits
 from mqtemplate.http2.hpack import HpackEncoder
+from mqtemplate.http2.limits import AddressBudgets
 from mqtemplate.remoting.settings import ConnectionLimits
 from tests.http2.conftest import OpenSocket, StartGrpc
 from tests.http2.grpc_kit import BIG, CHAT, ECHO, HOLD, GrpcEcho
@@ -144,6 +145,81 @@ def test_some_cancelled_calls_are_permitted_all_the_time() -> None:
         peer.send(headers(number), rst_stream_frame(number, ErrorCode.CANCEL))
 
     assert peer.error is None
+
+
+RESETS = [headers(number) + window_update_frame(number, 0) for number in range(1, 401, 2)]
+"""Each makes the server reset a stream. `FEW` permits 100 of them at once."""
+
+
+def has_resets_left(peer: SocketPeer, count: int) -> bool:
+    """Return True if a client may reset *count* streams, and is disconnected for one more."""
+    peer.send(*RESETS[: count + 1])  # no more: the connection would end before the server has read it all
+    resets = 0
+    while (found := peer.next_frame()) is not None and found.kind != frames.GOAWAY:
+        resets += found.kind == frames.RST_STREAM
+    return found is not None and found.code is ErrorCode.ENHANCE_YOUR_CALM and resets == count and peer.is_ended()
+
+
+def test_a_client_that_was_disconnected_for_its_resets_goes_on_with_what_is_left(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    clock = VirtualClock()
+    server = start_grpc(GrpcLimits(http2=FEW), clock)
+
+    assert has_resets_left(open_socket(server), 100)
+    server.closed.get(timeout=PATIENCE_S)
+    assert has_resets_left(open_socket(server), 0)
+    server.closed.get(timeout=PATIENCE_S)
+    assert has_resets_left(open_socket(server, source="127.0.0.2"), 100)
+    server.closed.get(timeout=PATIENCE_S)
+
+    clock.move_ms(3_000)
+
+    assert has_resets_left(open_socket(server), 28)  # 10 for each second, but two were too many
+    server.closed.get(timeout=PATIENCE_S)
+
+    clock.move_ms(60_000)
+
+    assert has_resets_left(open_socket(server), 100)
+
+
+def test_a_client_that_connects_again_before_its_last_reset_goes_on_with_what_is_left(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    server = start_grpc(GrpcLimits(http2=FEW), VirtualClock())
+    first = open_socket(server)
+    first.send(*RESETS[:90])
+    for _ in range(90):
+        first.until(frames.RST_STREAM)
+    first.socket.close()
+    server.closed.get(timeout=PATIENCE_S)
+
+    assert has_resets_left(open_socket(server), 10)
+
+
+def test_a_client_with_few_resets_leaves_the_others_of_its_address_their_own(
+    start_grpc: StartGrpc, open_socket: OpenSocket
+) -> None:
+    server = start_grpc(GrpcLimits(http2=FEW), VirtualClock())
+    first = open_socket(server)
+    first.send(*RESETS[:5])
+    for _ in range(5):
+        first.until(frames.RST_STREAM)
+    first.socket.close()
+    server.closed.get(timeout=PATIENCE_S)
+
+    assert [has_resets_left(each, 100) for each in (open_socket(server), open_socket(server))] == [True, True]
+
+
+def test_budgets_of_many_addresses_are_bounded() -> None:
+    budgets = AddressBudgets(100, 10, lambda: 0.0)
+
+    for number in range(3_000):
+        budget = budgets.of(f"10.0.{number // 250}.{number % 250}")
+        budget.spend(50, "resets")
+        budgets.keep(f"10.0.{number // 250}.{number % 250}", budget)
+
+    assert len(budgets) == 1_000
 
 
 # --- header blocks --------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from structlog.testing import capture_logs
 from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting.io_loop import READ, TURN_S, FairTurns, IoLoop, TurnTaker
+from mqtemplate.remoting.io_loop import READ, TURN_S, FairTurns, IoLoop
 from mqtemplate.remoting.settings import ConnectionLimits
+from mqtemplate.remoting.sockets import PlainStream
 from mqtemplate.remoting.tcp_server import Handshake
 from tests.waiting import PATIENCE_S
 
@@ -256,29 +257,45 @@ def test_a_client_whose_turn_raises_an_exception_is_aborted(loop: IoLoop) -> Non
     assert logs[0]["event"] == "remoting.handler_failed"
 
 
-def test_a_step_of_a_handshake_waits_for_one_turn_however_often_its_socket_is_ready() -> None:
+def test_handshakes_that_wait_for_their_turns_are_not_reported_again(loop: IoLoop) -> None:
     """The key exchange of TLS takes a millisecond, and one client may open hundreds of connections."""
-    loop = IoLoop("test", SystemClock())
-    finished: list[object] = []
-    taken: list[object] = []
+    reported: list[object] = []
+    finished: queue.Queue[object] = queue.Queue()
+    log = LimitedLog(get_logger("test"), lambda: 0)
+
+    class Reported(Handshake):
+        def on_ready(self, events: int) -> None:
+            reported.append(self)
+            super().on_ready(events)
+
+    pairs = [socket.socketpair() for _ in range(10)]
+    hours = itertools.count(0, 3_600)
+    loop.turns = FairTurns(lambda: next(hours))  # each turn takes all the time
+    for left, right in pairs:
+        left.setblocking(False)
+        right.send(b"\0")
+        remote = HostAddress("10.0.0.1", 1)
+        loop.call_soon(Reported(left, remote, loop, None, ConnectionLimits(), finished.put, log).start)
+
+    assert all(isinstance(finished.get(timeout=PATIENCE_S), PlainStream) for _ in pairs)
+
+    assert len(reported) == len(pairs)
+    loop.stop()
+    for sock in itertools.chain(*pairs):
+        sock.close()
+
+
+def test_a_handshake_whose_first_byte_is_missing_waits_for_it(loop: IoLoop) -> None:
+    finished: queue.Queue[object] = queue.Queue()
     left, right = socket.socketpair()
     left.setblocking(False)
     log = LimitedLog(get_logger("test"), lambda: 0)
+    handshake = Handshake(left, HostAddress("10.0.0.1", 1), loop, None, ConnectionLimits(), finished.put, log)
 
-    def take(taker: TurnTaker) -> None:
-        taken.append(taker)
-        taker.take_turn()
+    loop.call_soon(lambda: handshake.on_ready(READ))
+    loop.call_soon(lambda: right.send(b"\0"))
 
-    handshake = Handshake(left, HostAddress("10.0.0.1", 1), loop, None, ConnectionLimits(), finished.append, log)
-
-    for _ in range(3):
-        handshake.on_ready(READ)
-    loop.turns.run(take, 60)
-
-    assert taken == [handshake]
-    assert finished == []  # no byte has arrived
-    assert not loop.turns
-    handshake.on_ready(READ)
-    assert loop.turns
+    assert isinstance(finished.get(timeout=PATIENCE_S), PlainStream)
+    loop.stop()
     left.close()
     right.close()

@@ -139,12 +139,12 @@ class _FairKey:
             self.fifos = dict(sorted(self.fifos.items(), reverse=True))
         return found
 
-    def first(self) -> Iterator[tuple[_Fifo, int, int]]:
-        """Yield the next timer: its queue, block of due time and position; nothing without one."""
+    def first(self) -> tuple[_Fifo, int, int] | None:
+        """Return the next timer: its queue, block of due time and position; None without one."""
         for fifo in self.fifos.values():
             if (found := fifo.peek()) is not None:
-                yield fifo, *found
-                return
+                return fifo, *found
+        return None
 
     def clean(self) -> None:
         """Forget what was taken."""
@@ -344,7 +344,9 @@ class FairQueue:
         return None
 
     def _take_one(self, key: _FairKey, now_ms: int) -> None:
-        fifo, block_ms, position = next(key.first())
+        first = key.first()
+        assert first is not None, "a key in the rounds has timers"
+        fifo, block_ms, position = first
         before = (fifo.at, fifo.head, key.round, key.version, key.rate.next_ms, self._rate.next_ms, self._round)
         self._taken.append(_Taken(key, fifo, block_ms, position, *before))
         fifo.head += 1
@@ -355,7 +357,7 @@ class FairQueue:
             self._rate.spend(now_ms, self._step_ms)
         if self._key_step_ms:
             key.rate.spend(now_ms, self._key_step_ms)
-        if next(key.first(), None) is not None:
+        if key.first() is not None:
             self._enter(key, now_ms, is_behind=True)
         else:
             self._leave(key)
@@ -466,7 +468,7 @@ class FairQueue:
                 return True
         for key in self._keys.values():
             if any(fifo.remove(position) for fifo in key.fifos.values()):
-                if next(key.first(), None) is None:
+                if key.first() is None:
                     self._leave(key)
                     self._retire(key)
                 return True

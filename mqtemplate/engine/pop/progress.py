@@ -99,7 +99,6 @@ class KeyTurns:
         from mqtemplate.key_limits import KeyRates
 
         self._on_earlier = on_earlier
-
         self._lock = threading.Lock()
         self._rates = KeyRates()
         self._in_flight: dict[str, set[tuple[TrackedQueue, int]]] = {}

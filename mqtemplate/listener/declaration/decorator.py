@@ -64,7 +64,12 @@ def read_limit(value: Any) -> int | None:
     Raises:
         ValueError: It is not a whole number from 1 to 100,000.
     """
-    return None if value in (None, "") else number(None, 1, 100_000).read(value)
+    if value in (None, ""):
+        return None
+    from mqtemplate.key_limits import MAX_IN_FLIGHT_PER_KEY
+
+    limit: int = number(None, 1, MAX_IN_FLIGHT_PER_KEY).read(value)
+    return limit
 
 
 def read_rate(value: Any) -> float | None:
@@ -77,9 +82,11 @@ def read_rate(value: Any) -> float | None:
         return None
     if isinstance(value, bool):
         raise ValueError(value)
+    from mqtemplate.key_limits import MAX_RATE
+
     count, _, unit = str(value).partition("/")
     rate = float(count) / _SECONDS[unit.strip() or "s"]
-    if not 0 < rate <= 10_000_000:
+    if not 0 < rate <= MAX_RATE:
         raise ValueError(value)
     return rate
 

@@ -26,7 +26,7 @@ from mqtemplate.engine.pop.receipt_handle import (
 )
 from mqtemplate.engine.pop.requests import PoppedMessage, PopRequest, PopResult
 from mqtemplate.errors import MessageError
-from mqtemplate.key_limits import KeyLimits, parse_rate
+from mqtemplate.key_limits import MAX_IN_FLIGHT_PER_KEY, KeyLimits, parse_rate
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.record.codec import RecordDraft, StoredRecord, without_check
 from mqtemplate.record.properties import decode_properties, encode_properties
@@ -53,7 +53,6 @@ _MAX_COUNT = 32
 _LATE_MS = 500
 """A pop that arrives later than this after its deadline has no effect: its client does not wait any more."""
 _MAX_INVISIBLE_MS = 365 * 86_400_000
-_MAX_PER_KEY = 100_000
 _MAX_ATTEMPT_ID = 256
 _MAX_BATCH = 4_096
 """Most messages that one request acknowledges."""
@@ -341,12 +340,12 @@ def _key_limits(header: PopMessageRequestHeader) -> KeyLimits | None:
     if fair_by is None:
         return None
     rate = parse_rate(text)
-    is_valid = 0 < len(fair_by) <= _MAX_ATTEMPT_ID and (in_flight is None or 1 <= in_flight <= _MAX_PER_KEY)
+    is_valid = 0 < len(fair_by) <= _MAX_ATTEMPT_ID and (in_flight is None or 1 <= in_flight <= MAX_IN_FLIGHT_PER_KEY)
     if not is_valid or (text is not None and rate is None):
         raise RefusedError(
             ResponseCode.INVALID_PARAMETER,
-            f"mqtFairBy must have 1..{_MAX_ATTEMPT_ID} characters, mqtMaxInFlightPerKey be 1..{_MAX_PER_KEY}, and "
-            f"mqtMaxRatePerKey a number a second above 0; got {len(fair_by)} characters, {in_flight} and "
+            f"mqtFairBy must have 1..{_MAX_ATTEMPT_ID} characters, mqtMaxInFlightPerKey be 1..{MAX_IN_FLIGHT_PER_KEY}, "
+            f"and mqtMaxRatePerKey a number a second above 0; got {len(fair_by)} characters, {in_flight} and "
             f"{text and text[:40]!r}",
         )
     return KeyLimits(fair_by, in_flight, rate)
