@@ -99,6 +99,8 @@ class Property:
     """Of this library. Value of `OnPending`: what happens if a message with the same pending key is pending."""
     NO_LATER_THAN = "__MQT_NO_LATER_THAN"
     """Of this library. Longest time (ms) from the first send until the delivery of a message that is postponed."""
+    ON_PENDING_STRICT = "__MQT_ON_PENDING_STRICT"
+    """Of this library. ``true``: a client does not send the message to brokers that do not decide in one step."""
     PENDING_SINCE = "__MQT_PENDING_SINCE"
     """Of this library. On a delayed message with a pending key: time (epoch ms) of the first send under this key."""
     CANCELS = "__MQT_CANCELS"
@@ -213,7 +215,12 @@ ORIGIN_PROPERTIES = frozenset(
 copy to the retry topic itself (RocketMQ: ``DefaultMQPushConsumerImpl.sendMessageBack``), with these properties. In a
 message for any other topic they would give it a false origin."""
 
-PENDING_KEY_PROPERTIES = (Property.PENDING_KEY, Property.ON_PENDING, Property.NO_LATER_THAN)
+PENDING_KEY_PROPERTIES = (
+    Property.PENDING_KEY,
+    Property.ON_PENDING,
+    Property.NO_LATER_THAN,
+    Property.ON_PENDING_STRICT,
+)
 """Properties with which a send requests that at most one message is pending under a key."""
 
 SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(

@@ -51,6 +51,7 @@ class Capability(Enum):
     RECALL = "cancel messages with a timer, by handle only"
     PENDING = "queries for pending messages"
     PENDING_KEYS = "at most one pending message for a key, and changes together with sends"
+    PENDING_KEY_STEPS = "one pending message for a key in two steps: look up, then send and cancel"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"
     TRANSACTION = "transactions"

@@ -63,7 +63,13 @@ from mqtemplate.services import Service
 _log = get_logger("mqtemplate.handover")
 
 _NOT_OF_BOTH = frozenset(
-    {Capability.LOCAL_FILES, Capability.RECORD_BLOCK, Capability.KEY_LIMITS, Capability.PENDING_KEYS}
+    {
+        Capability.LOCAL_FILES,
+        Capability.RECORD_BLOCK,
+        Capability.KEY_LIMITS,
+        Capability.PENDING_KEYS,
+        Capability.PENDING_KEY_STEPS,
+    }
 )
 """Capabilities of the files of one broker, and of what one broker counts."""
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time

@@ -74,15 +74,20 @@ def delay_properties(
     return {}
 
 
-def pending_key_properties(pending_key: object, on_pending: object, no_later_than: Duration | None) -> dict[str, str]:
+def pending_key_properties(
+    pending_key: object, on_pending: object, no_later_than: Duration | None, *, is_strict: object = False
+) -> dict[str, str]:
     """Return the properties that request one pending message by key; empty without a key.
 
     Raises:
         MessageError: One of the options has an invalid value, or is given without the one that it needs.
     """
+    if not isinstance(is_strict, bool):
+        raise MessageError(f"on_pending_strict must be True or False, got {shown(is_strict)}")
     if pending_key is None:
         given = [f"on_pending={shown(on_pending)}"] if on_pending is not None else []
         given += [f"no_later_than={shown(no_later_than)}"] if no_later_than is not None else []
+        given += ["on_pending_strict=True"] if is_strict else []
         if given:
             raise MessageError(f"{' and '.join(given)} needs pending_key=, the key under which one message is pending")
         return {}
@@ -96,6 +101,8 @@ def pending_key_properties(pending_key: object, on_pending: object, no_later_tha
             raise MessageError(f"on_pending must be one of {known}, got {shown(on_pending)}")
         chosen = OnPending(on_pending)
     properties = {Property.PENDING_KEY: key, Property.ON_PENDING: chosen.value}
+    if is_strict:
+        properties[Property.ON_PENDING_STRICT] = "true"
     if no_later_than is not None:
         if chosen is not OnPending.POSTPONE:
             raise MessageError(

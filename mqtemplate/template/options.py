@@ -129,9 +129,12 @@ class SendOptions(TypedDict, total=False):
     """With ``on_pending="postpone"``: the delivery is at most this long after the first send: ``"2h"`` or a
     timedelta."""
 
+    on_pending_strict: bool
+    """Refuse the send if the broker does not decide about *pending_key* in one step: a RocketMQ cluster needs two."""
+
 
 SEND_OPTIONS = frozenset(SendOptions.__annotations__)
-PENDING_KEY_OPTIONS = frozenset({"pending_key", "on_pending", "no_later_than"})
+PENDING_KEY_OPTIONS = frozenset({"pending_key", "on_pending", "no_later_than", "on_pending_strict"})
 QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
 """Options that select the queue."""
 
@@ -150,7 +153,7 @@ def shows_send_options(verb: _Verb) -> _Verb:
 def _option_parameters() -> Iterator[inspect.Parameter]:
     for name, kind in SendOptions.__annotations__.items():
         annotation = getattr(kind, "__forward_arg__", kind)
-        default = None if "None" in str(annotation) else ()
+        default = None if "None" in str(annotation) else False if "bool" in str(annotation) else ()
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

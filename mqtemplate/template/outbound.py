@@ -147,7 +147,10 @@ def read_options(delay_level: int, options: SendOptions, now_ms: Callable[[], in
 
 def _read_pending_key(options: SendOptions) -> dict[str, str]:
     properties = pending_key_properties(
-        options.get("pending_key"), options.get("on_pending"), options.get("no_later_than")
+        options.get("pending_key"),
+        options.get("on_pending"),
+        options.get("no_later_than"),
+        is_strict=options.get("on_pending_strict", False),
     )
     if properties and options.get("delay") is not None:
         # A delay of 0 is a delay here: the message is delivered now, and still decides about the pending one.

@@ -27,7 +27,7 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteBroker]
             yield broker
 
 
-def bodies(broker: RemoteBroker, text: str) -> list[str | None]:
+def pending_ids(broker: RemoteBroker, text: str) -> list[str]:
     """Return the ids of the pending messages whose pending key is *text*."""
     pending = broker.delayed.pending(PendingQuery(topic="reminders"), 1_000).messages
     return [each.msg_id for each in pending if each.pending_key == text]
@@ -47,7 +47,7 @@ def test_a_message_replaces_the_pending_one_under_its_key(rocketmq: RemoteBroker
     assert first.pending.decision is PendingDecision.STORED
     assert second.replaced == (first.handle,)
     assert third.replaced == (second.handle,)
-    assert bodies(rocketmq, "cart 17") == [third.msg_id]
+    assert pending_ids(rocketmq, "cart 17") == [third.msg_id]
 
 
 def test_a_pending_message_is_kept_or_refuses_another_one(rocketmq: RemoteBroker) -> None:
@@ -62,7 +62,7 @@ def test_a_pending_message_is_kept_or_refuses_another_one(rocketmq: RemoteBroker
     assert kept.pending.decision is PendingDecision.KEPT
     assert (kept.msg_id, kept.handle) == (first.msg_id, first.handle)
     assert (refused.value.handle, refused.value.msg_id) == (first.handle, first.msg_id)
-    assert bodies(rocketmq, "cart-2") == [first.msg_id]
+    assert pending_ids(rocketmq, "cart-2") == [first.msg_id]
 
 
 def test_a_postponed_message_keeps_its_body_and_its_limit(rocketmq: RemoteBroker) -> None:
@@ -80,6 +80,22 @@ def test_a_postponed_message_keeps_its_body_and_its_limit(rocketmq: RemoteBroker
     assert last.msg_id == later.msg_id == first.msg_id == pending.msg_id
     assert pending.deliver_ms - pending.born_timestamp <= 2 * 3_600_000
     assert pending.deliver_ms - pending.born_timestamp > 3_600_000
+
+
+def test_a_strict_send_is_refused_and_stores_nothing(rocketmq: RemoteBroker) -> None:
+    template = RocketMQTemplate(rocketmq)
+    options = {"delay": "10m", "pending_key": "cart-5", "on_pending_strict": True}
+
+    with pytest.raises(UnsupportedError) as refused:
+        template.sync_send("reminders", "a", **options)
+
+    assert str(refused.value) == (
+        "on_pending_strict=True for pending_key='cart-5' on 'reminders': a RocketMQ cluster decides in two steps, a "
+        "look-up and a send, so two messages may be pending for a while, or be delivered; leave on_pending_strict out "
+        "to accept that, or use an embedded broker or a server of this library"
+    )
+    assert isinstance(template.async_send("reminders", "a", **options).exception(), UnsupportedError)
+    assert pending_ids(rocketmq, "cart-5") == []
 
 
 def test_a_level_has_no_pending_key(rocketmq: RemoteBroker) -> None:

@@ -113,6 +113,15 @@ def test_a_business_key_is_no_pending_key(template: RocketMQTemplate) -> None:
     assert send(template, "new").replaced == ()
 
 
+def test_a_strict_send_is_decided_here_in_one_step(template: RocketMQTemplate) -> None:
+    old = send(template, "old", on_pending_strict=True)
+
+    assert send(template, "new", on_pending_strict=True).replaced == (old.handle,)
+    advance(template, 3_600)
+    [message] = messages_in(template.broker, "reminders")
+    assert Property.ON_PENDING_STRICT not in message.properties
+
+
 def test_items_of_a_batch_with_one_key_replace_each_other(template: RocketMQTemplate) -> None:
     old = send(template, "old")
 
@@ -152,6 +161,11 @@ def test_a_key_stays_known_after_moves_and_a_restart(tmp_path: Path) -> None:
 def test_the_option_names_what_is_missing_or_wrong(template: RocketMQTemplate) -> None:
     for options, text in (
         ({"on_pending": "keep"}, "on_pending='keep' needs pending_key="),
+        ({"on_pending_strict": True}, "on_pending_strict=True needs pending_key="),
+        (
+            {"pending_key": "a", "delay": "1m", "on_pending_strict": "yes"},
+            "on_pending_strict must be True or False, got 'yes'",
+        ),
         ({"pending_key": "a"}, "pending_key='a' needs a delay: only a delayed message is pending"),
         (
             {"pending_key": "a", "delay": "1m", "on_pending": "drop"},

@@ -297,5 +297,5 @@ def _rocketmq_capabilities(version: int, *, can_recall: bool, is_proxy: bool) ->
     if version >= Version.V5_0_0:
         capabilities |= {Capability.TIMER, Capability.RETRY_DELAY, Capability.POP}
         if can_recall:
-            capabilities.add(Capability.TIMER_CHANGE)
+            capabilities |= {Capability.TIMER_CHANGE, Capability.PENDING_KEY_STEPS}
     return frozenset(capabilities - _NOT_BY_PROXY if is_proxy else capabilities)

@@ -92,6 +92,9 @@ def send(
     no_later_than: Annotated[
         str | None, typer.Option(metavar="DURATION", help="with postpone: at most this long after the first send")
     ] = None,
+    on_pending_strict: Annotated[
+        bool, typer.Option("--on-pending-strict", help="refuse a cluster that decides in two steps")
+    ] = False,
     count: Annotated[int, typer.Option(min=1, help="send the message this number of times")] = 1,
     rate: Annotated[float | None, typer.Option(help="most messages per second")] = None,
 ) -> None:
@@ -111,6 +114,7 @@ def send(
             "pending_key": pending_key,
             "on_pending": on_pending,
             "no_later_than": None if no_later_than is None else _span(no_later_than, "--no-later-than"),
+            "on_pending_strict": on_pending_strict,
             "keys": key,
             "headers": named_values(prop, "--property"),
         }

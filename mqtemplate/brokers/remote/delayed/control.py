@@ -377,7 +377,7 @@ class PendingKeySends:
 
         Raises:
             PendingKeyError: A message is pending under the key, and the message is to be refused then.
-            UnsupportedError: The message has a level, or a broker has no timers or no recalls.
+            UnsupportedError: The message has a level or is strict, or a broker has no timers or no recalls.
         """
         masters = self._producer.route(message.topic).masters()
         instance = self._context.instance
@@ -399,6 +399,13 @@ class PendingKeySends:
 
     def _check(self, message: Message) -> None:
         properties = message.properties
+        if properties.get(Property.ON_PENDING_STRICT) == "true":
+            raise UnsupportedError(
+                f"on_pending_strict=True for pending_key={properties[Property.PENDING_KEY]!r} on {message.topic!r}: a "
+                "RocketMQ cluster decides in two steps, a look-up and a send, so two messages may be pending for a "
+                "while, or be delivered; leave on_pending_strict out to accept that, or use an embedded broker or a "
+                "server of this library"
+            )
         self._recalls.check_versions()
         if properties.get(Property.DELAY, "0") != "0":
             raise UnsupportedError(

@@ -93,6 +93,17 @@ def test_a_refused_message_raises_what_the_embedded_broker_raises(
     assert pending_ids(first) == [old.msg_id]
 
 
+def test_a_strict_send_is_taken_since_the_server_decides_in_one_step(
+    clients: tuple[RocketMQTemplate, RocketMQTemplate],
+) -> None:
+    first, second = clients
+    old = first.sync_send("reminders", "a", delay="1h", pending_key="cart-17", on_pending_strict=True)
+
+    new = second.sync_send("reminders", "b", delay="1h", pending_key="cart-17", on_pending_strict=True)
+
+    assert new.replaced == (old.handle,)
+
+
 def test_each_message_of_a_batch_has_an_outcome(clients: tuple[RocketMQTemplate, RocketMQTemplate]) -> None:
     first, second = clients
     old = first.sync_send("reminders", "a", delay="1h", pending_key="cart-17")
