@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import handle_of
-from mqtemplate.errors import PendingKeyError
+from mqtemplate.errors import PendingKeyError, UnsupportedError
 from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome
 from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import Drafts, PendingRequest, RecordDraft, StoredRecord
@@ -43,6 +43,10 @@ def put_together(store: MessageStore, drafts: Sequence[RecordDraft], *, though_f
     for draft in drafts[:-1]:
         draft.sys_flag |= SysFlag.CONTINUED
     return store.put(Drafts(drafts), though_full=though_full)
+
+
+class PendingKeyUnknownError(UnsupportedError):
+    """The message that is pending under a key may be in another broker, so this one cannot decide about the key."""
 
 
 class PendingRecord(NamedTuple):
@@ -113,6 +117,9 @@ class PendingKeys:
 
     Args:
         delay_stores: The two delay services by their topics.
+
+    Attributes:
+        refusal: Returns why this broker cannot decide about a pending key now; None if it can. None if it always can.
     """
 
     def __init__(
@@ -123,6 +130,7 @@ class PendingKeys:
         self._replacements = replacements
         self._lookup = RecordLookup(store)
         self._broker_name = broker_name
+        self.refusal: Callable[[], str | None] | None = None
         self._counts = {
             decision: store.metrics.counter("delay.pending_keys", decision=decision.value)
             for decision in PendingDecision
@@ -164,6 +172,15 @@ class PendingKeys:
 
     # --- sends ---------------------------------------------------------------------------------
 
+    def check(self, key: str, topic: str) -> None:
+        """Refuse a new message with a pending key that this broker cannot decide about.
+
+        Raises:
+            PendingKeyUnknownError: It cannot now; nothing was stored.
+        """
+        if self.refusal is not None and (reason := self.refusal()) is not None:
+            raise PendingKeyUnknownError(f"pending_key={key!r} of a message for {topic!r}: {reason}")
+
     def put(
         self,
         drafts: Sequence[tuple[RecordDraft, str]],
@@ -174,18 +191,21 @@ class PendingKeys:
 
         Args:
             drafts: Records with their message ids.
-            before: Returns a record that is stored right before the first record, which it gets; None if no new message
-                is stored.
+            before: Of a commit: returns a record that is stored right before the first record, which it gets; None if
+                no new message is stored. A commit cannot be refused: it is decided by what is pending here.
 
         Returns:
             The results, and the positions of the appended records; None if nothing was appended.
 
         Raises:
             PendingKeyError: A message is pending under one of the keys, and must not be replaced. Nothing was stored.
+            PendingKeyUnknownError: This broker cannot decide about pending keys now. Nothing was stored.
         """
         with self.locked():
             plan = _KeyedAppend()
             for draft, msg_id in drafts:
+                if draft.pending is not None and before is None:
+                    self.check(draft.pending.key, topic)
                 self._decide(plan, draft, msg_id, topic)
             records = [*plan.news, *plan.markers]
             if before is not None:

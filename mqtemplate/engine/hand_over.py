@@ -127,6 +127,7 @@ class LocalHandOver:
         self._recalled: set[int] = set()  # offsets of messages that come back, and may have been recalled
         self._settled: set[int] = set()  # offsets after the committed one whose transit ended
         self._state = self._load()
+        delayed.control.pending_keys.refusal = self._refuse_pending_keys
         self._committed = self._offsets.offset(HAND_OVER_GROUP, HAND_OVER_TOPIC, 0) or 0
         if self._state is not None:
             self._topics.create(HAND_OVER_TOPIC, 1)
@@ -171,6 +172,17 @@ class LocalHandOver:
                 "there, and remove mqtemplate.hand-over from the settings"
             )
             self._store.fence = lambda: reason
+
+    def _refuse_pending_keys(self) -> str | None:
+        """Return why this broker cannot decide about a pending key; None without messages that may be elsewhere."""
+        state = self._state
+        if state is None or state.phase is HandOverPhase.ABORTED:
+            return None
+        return (
+            f"this broker hands its pending messages over to {state.target} ({state.phase.value}), so the message that "
+            "is pending under the key may be there; send it without the key, or to that broker after the hand-over is "
+            "confirmed"
+        )
 
     def state(self) -> HandOverState | None:
         """See `OldBroker.state`."""
@@ -421,7 +433,8 @@ class LocalHandOver:
             Property.REPLACED_LEVEL: "0",
             Property.HAND_OVER_BACK: "1",
         }
-        kept = {name: value for name, value in message.properties.items() if name not in INTERNAL_PROPERTIES}
+        internal = INTERNAL_PROPERTIES - {Property.PENDING_SINCE}
+        kept = {name: value for name, value in message.properties.items() if name not in internal}
         return RecordDraft(
             HAND_OVER_TOPIC,
             0,

@@ -17,7 +17,7 @@ from mqtemplate.engine.drafts import DraftMaker, SendOrigin
 from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.topics import TopicRoutes, queue_of_priority
-from mqtemplate.errors import MessageError, PendingKeyError, SendError, SendTimeoutError, StoreError
+from mqtemplate.errors import MessageError, PendingKeyError, SendError, SendTimeoutError, StoreError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import (
     RESERVED_PROPERTIES,
@@ -310,7 +310,7 @@ class LocalSends:
         future.set_running_or_notify_cancel()  # the messages are stored when this method returns
         try:
             target, stored = self._store_batch(messages, queue)
-        except (MessageError, SendError, StoreError, PendingKeyError) as exc:
+        except (MessageError, SendError, StoreError, PendingKeyError, UnsupportedError) as exc:
             future.set_exception(exc)
             return future
         result = _result(target, stored, is_safe=True)

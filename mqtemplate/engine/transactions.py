@@ -45,7 +45,15 @@ from mqtemplate.numbers import parse_number
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import FOLLOWED, PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
+from mqtemplate.record.properties import (
+    FOLLOWED,
+    PENDING_KEY,
+    PRODUCER_GROUP,
+    REAL_QID,
+    REAL_TOPIC,
+    UNIQ_KEY,
+    find_property,
+)
 from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.services import wall_time
 from mqtemplate.store.message_store import MessageStore
@@ -236,8 +244,11 @@ class TransactionService:
 
         Raises:
             MessageError: The half message is too large.
+            PendingKeyUnknownError: It has a pending key, and this broker cannot decide about pending keys now.
             StoreError: The half message was not stored.
         """
+        if (key := find_property(draft.properties, PENDING_KEY)) is not None:
+            self._pending_keys.check(key, find_property(draft.properties, REAL_TOPIC) or "")
         draft.sys_flag &= ~SysFlag.TRANSACTION_MASK
         if not self._end_offset:
             self._topics.create(HALF_TOPIC, 1)

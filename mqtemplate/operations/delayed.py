@@ -22,6 +22,8 @@ from mqtemplate.operations.bulk import OnProgress, no_progress, only_one, paced
 from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, PreviewCounter
 from mqtemplate.operations.messages import sent_again_properties
 from mqtemplate.pending import (
+    OnPending,
+    PendingDecision,
     PendingMessage,
     PendingQuery,
     ScheduleChange,
@@ -416,6 +418,7 @@ class CancelUndone(Change):
     """Undoing of a cancel: copies of the messages with new ids, due at the old times.
 
     - A message is left out if retention has deleted its record, or if it was a retry.
+    - A copy has the pending key of its message, and is not sent if another message is pending under it by now.
     - The id of a copy follows from the cancel and the message. So an undo that was interrupted can be repeated: copies
       that it has sent are found by their ids, and are not sent again.
 
@@ -436,7 +439,7 @@ class CancelUndone(Change):
 
     @cached_property
     def preview(self) -> ChangePreview:
-        counter, total, overdue, lost, sent = PreviewCounter(), 0, 0, 0, 0
+        counter, total, overdue, lost, sent, keyed = PreviewCounter(), 0, 0, 0, 0, 0
         now_ms = self._access.broker.clock.now_ms()
         for value in self._values():
             total += 1
@@ -451,6 +454,7 @@ class CancelUndone(Change):
                 continue
             counter.add(value["topic"], record.tags, value["due"])
             overdue += value["due"] <= now_ms
+            keyed += Property.PENDING_KEY in record.properties
         notes = []
         if lost:
             notes.append(f"{lost:,} of the messages cannot be restored: they are retries, or retention deleted them.")
@@ -460,6 +464,8 @@ class CancelUndone(Change):
             notes.append(f"{spared:,} of the messages were not cancelled: they are pending, or were delivered.")
         if overdue:
             notes.append(f"{overdue:,} of them were due meanwhile, and are delivered at once.")
+        if keyed:
+            notes.append(f"{keyed:,} of them have a pending key: none is sent while another is pending under its key.")
         undo = "The copies can only be cancelled, by the keys or the new ids."
         return counter.preview("cancelled message", "due", notes=tuple(notes), undo=undo)
 
@@ -502,7 +508,7 @@ class CancelUndone(Change):
                 yield value
 
     def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        broker, sent = self._access.open_for_changes(), 0
+        broker, sent, kept = self._access.open_for_changes(), 0, 0
         for value in old():
             record = self._record(value)
             if record is None:
@@ -513,10 +519,16 @@ class CancelUndone(Change):
                 Property.UNIQ_KEY: self._copy_id(value),
                 Property.TIMER_DELIVER_MS: str(value["due"]),
             }
-            broker.sends.send(Message(value["topic"], record.body, properties, record.flag))
-            sent += 1
+            if (key := record.properties.get(Property.PENDING_KEY)) is not None:
+                properties |= {Property.PENDING_KEY: key, Property.ON_PENDING: OnPending.KEEP.value}
+            result = broker.sends.send(Message(value["topic"], record.body, properties, record.flag))
+            is_kept = result.pending is not None and result.pending.decision is PendingDecision.KEPT
+            sent, kept = sent + (not is_kept), kept + is_kept
             on_progress(1)
-        return ChangeResult(f"sent {sent:,} copies", {"sent": sent})
+        if not kept:
+            return ChangeResult(f"sent {sent:,} copies", {"sent": sent})
+        text = f"sent {sent:,} copies; {kept:,} were not sent, since another message is pending under the pending key"
+        return ChangeResult(text, {"sent": sent, "kept": kept})
 
 
 def _is_key(msg_id: str) -> bool:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from logging import ERROR
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.errors import CorruptRecordError, Picklable
-from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.event_log import get_logger
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
-from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
-from mqtemplate.store.checkpoint import LogFollower
+from mqtemplate.store.checkpoint import LogFollower, LogReplay
 from mqtemplate.store.commit_log import CommitLog, LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
@@ -279,8 +276,6 @@ def _rows_by_queue(batch: RecordBatch) -> dict[tuple[str, int], NDArray[np.int64
     return groups
 
 
-_log = get_logger("mqtemplate.store")
-
 _SECTOR = 512
 """The smallest unit that a disk writes completely or not at all."""
 
@@ -312,10 +307,7 @@ class Recovery:
         self._log = log
         self._scan = LogScan(log)
         self._rebuild = rebuild
-        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
-        self._followers = followers
-        self._append_start: int | None = None
-        self._held: list[StoredRecord] = []  # records to replay of an append whose last record is not read yet
+        self._replay = LogReplay(followers)
         self._checkpoint = 0
         self._was_clean = self._lost_power = self._was_cut = self._is_growing = False
         self._last_ms = 0  # store timestamp, of the last record that was read
@@ -343,17 +335,16 @@ class Recovery:
                 if lost_power:
                     queue.truncate_at_hole(checkpoint_offset)
                 queue.mark_unflushed(checkpoint_offset)
-        follower_starts = [start for follower in self._followers if (start := follower.replay_from()) is not None]
-        replay_from = max(min([*starts, *follower_starts]), self._log.start)
+        replay_from = max(min([*starts, *self._replay.starts()]), self._log.start)
         is_cut = self._read(replay_from)
-        if self._followers and self._rebuild.rebuilt_from < replay_from:
+        if self._replay.followers and self._rebuild.rebuilt_from < replay_from:
             # The followers had marked units as done. Rebuilt units lack these marks, so replay the records as well.
             replay_from = self._rebuild.rebuilt_from
             is_cut = self._read(replay_from)
         end = self._scan.end
-        if self._append_start is not None:
-            self._log_cut(self._append_start, "the last record of an append is missing")
-            end, is_cut = self._append_start, True
+        if self._replay.open_append is not None:
+            end, is_cut = self._replay.open_append, True
+            self._log_cut(end, "the last record of an append is missing")
         if is_cut or not was_clean:
             for queue in list(self._rebuild.queues.values()):
                 queue.truncate(queue.end_before(end))
@@ -393,7 +384,7 @@ class Recovery:
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._rebuild.start(start)
         self._last_ms = 0
-        self._forget_append()
+        self._replay.restart()
         while True:
             reason = ""
             try:
@@ -404,57 +395,15 @@ class Recovery:
             following = self._judge(self._scan.end, reason)
             if following is None:
                 return bool(reason) or self._was_cut
-            for record in self._held:
-                self._replay(record)
-            self._forget_append()
+            if following > self._scan.end:
+                self._replay.close_append()  # a part of it is damaged; the rest of it is kept
             start = following
 
     def _process(self, batch: RecordBatch, replay_from: int) -> None:
         self._note_clock_steps(batch)
         self._log.last_store_timestamp = self._last_ms
         self._rebuild.dispatch(batch)
-        if self._followers:
-            for row in _replayed_rows(batch).tolist():
-                if batch.physical_offset[row] >= replay_from:
-                    self._replay_in_append(batch.record(row))
-        self._note_append(batch)
-
-    def _note_append(self, batch: RecordBatch) -> None:
-        """Note the start of an append whose last record is not read yet."""
-        is_continued = batch.sys_flag & SysFlag.CONTINUED != 0
-        if self._append_start is None and not is_continued.any():
-            return
-        lasts = np.flatnonzero(~is_continued)
-        first = int(lasts[-1]) + 1 if len(lasts) else 0
-        if first == len(is_continued):
-            self._append_start = None
-        elif len(lasts) or self._append_start is None:
-            self._append_start = int(batch.physical_offset[first])
-
-    def _replay_in_append(self, record: StoredRecord) -> None:
-        """Replay a record once its append is complete. The last record of such an append is always one to replay."""
-        self._held.append(record)
-        if not record.sys_flag & SysFlag.CONTINUED:
-            for each in self._held:
-                self._replay(each)
-            self._held = []
-
-    def _forget_append(self) -> None:
-        self._append_start, self._held = None, []
-
-    def _replay(self, record: StoredRecord) -> None:
-        """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""
-        for follower in self._followers:
-            try:
-                follower.replay(record)
-            except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
-                self._limited_log.log(
-                    ERROR,
-                    "store.record_not_replayed",
-                    topic=record.topic,
-                    physical_offset=record.physical_offset,
-                    exc_info=exc,
-                )
+        self._replay.add(batch, replay_from)
 
     def _note_clock_steps(self, batch: RecordBatch) -> None:
         times = np.append(self._last_ms, batch.store_timestamp)
@@ -609,15 +558,3 @@ def _is_valid_with_size(data: bytes, lost: int) -> bool:
     except BadRecordError:
         return False
     return True
-
-
-def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
-    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
-
-    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
-    """
-    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
-    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
-        properties = batch.properties(row)
-        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
-    return np.flatnonzero(replaces)

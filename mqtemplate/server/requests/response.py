@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from mqtemplate.delay.pending_keys import PendingKeyUnknownError
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.errors import PendingKeyError, StoreError
 from mqtemplate.event_log import get_logger
@@ -36,6 +37,8 @@ def problem_response(request: RemotingCommand, error: Exception) -> RemotingComm
     header = error.header if isinstance(error, RefusedError) else None
     if isinstance(error, PendingKeyError):
         header = RefusalHeader(refusal=Refusal.PENDING_KEY, pending=encode_pending_error(error))
+    elif isinstance(error, PendingKeyUnknownError):
+        header = RefusalHeader(refusal=Refusal.PENDING_KEY_UNKNOWN)
     return None if code is None else request.response(code, header, remark=str(error))
 
 

@@ -346,9 +346,16 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
     return kind.during(operation, reason)
 
 
-def pending_key_error(response: RemotingCommand, namespace: Namespace) -> PendingKeyError | None:
-    """Return the error for a message that was refused since another one is pending under its pending key."""
+def pending_key_error(
+    response: RemotingCommand, namespace: Namespace, operation: str, address: str
+) -> PendingKeyError | UnsupportedError | None:
+    """Return the error for a message that was refused because of its pending key; None for another reason.
+
+    Another message is pending under the key, or the broker cannot know if one is.
+    """
     refusal = response.header(RefusalHeader)
+    if refusal.refusal == Refusal.PENDING_KEY_UNKNOWN:
+        return UnsupportedError.during(operation, refusal_text(response, address))
     if refusal.refusal != Refusal.PENDING_KEY or refusal.pending is None:
         return None
     data = PendingErrorData.decode(refusal.pending.encode())

@@ -444,7 +444,8 @@ class PendingKeySends:
 
     def _store(self, message: Message, queue: MessageQueue | None, timeout_ms: int, text: str) -> SendResult:
         properties = dict(message.properties)
-        properties[Property.KEYS] = KEY_SEPARATOR.join([*split_keys(properties.get(Property.KEYS)), text])
+        keys = dict.fromkeys([*split_keys(properties.get(Property.KEYS)), text])  # a copy of such a message has it
+        properties[Property.KEYS] = KEY_SEPARATOR.join(keys)
         properties[Property.UNIQ_KEY] = properties.get(Property.UNIQ_KEY) or create_unique_id()
         properties.setdefault(Property.PENDING_SINCE, str(self._context.clock.now_ms()))
         sent = Message(message.topic, message.body, properties, message.flag)

@@ -29,6 +29,7 @@ from mqtemplate.errors import (
     ForkedError,
     MessageError,
     MQTemplateError,
+    PendingKeyError,
     SendError,
     UnsupportedError,
 )
@@ -360,11 +361,14 @@ class Producer:
         """
         status = _STATUS.get(response.code)  # type: ignore[call-overload]  # an int equals its enum member
         if status is None:
-            pending = pending_key_error(response, self._namespace) if request.pending_keys else None
-            if pending is not None:
-                if (stored := request.result_of_earlier_try(pending, target.queue.broker_name)) is not None:
-                    return stored
-                raise pending
+            if request.pending_keys:
+                refused = pending_key_error(response, self._namespace, str(request), target.address)
+                if isinstance(refused, PendingKeyError):
+                    stored = request.result_of_earlier_try(refused, target.queue.broker_name)
+                    if stored is not None:
+                        return stored
+                if refused is not None:
+                    raise refused
             raise send_error(response, str(request), target.address, has_timer=request.has_timer)
         self._avoid_until.pop(target.queue.broker_name, None)
         result = request.result(status, target.queue.broker_name, response.header(SendMessageResponseHeader))
