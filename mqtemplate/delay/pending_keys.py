@@ -4,8 +4,9 @@ A send with a pending key decides under the locks of both delay stores: it looks
 key, and appends the new message together with the delete marker of the one it replaces. A release needs the same lock.
 So exactly one of them is first.
 
-- The index finds the newest record by topic and key. Each send with a key replaces, keeps or moves the message before
-  it, so that record is pending, or no message of the key is. Memory does not grow with the number of keys.
+- The newest record with the key decides: each send with a key replaces, keeps or moves the message before it. So that
+  record is pending, or was delivered, or no message of the key is either. The newest records of all keys are in memory
+  until the index has them, and then the index finds them. Memory does not grow with the number of keys.
 - All records of an append but the last have `SysFlag.CONTINUED`. A recovery cuts them off if the last one is missing.
   The delete markers are last. So a kill leaves all of the change or nothing.
 """
@@ -33,7 +34,7 @@ from mqtemplate.record.properties import (
     UNIQ_KEY,
     find_property,
 )
-from mqtemplate.store.key_reader import pending_key_text
+from mqtemplate.store.key_reader import KeyedRecord
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -141,10 +142,16 @@ class PendingKeys:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the locks of both delay stores, which have read all messages: nothing is released or changed."""
+        with self._both_locks():
+            for delay_store in self._delay_stores.values():
+                delay_store.catch_up()
+            yield
+
+    @contextmanager
+    def _both_locks(self) -> Iterator[None]:
         with ExitStack() as locks:
             for delay_store in self._delay_stores.values():
                 locks.enter_context(delay_store.lock)
-                delay_store.catch_up()
             yield
 
     def pending_of(self, records: Iterable[StoredRecord]) -> list[PendingRecord]:
@@ -161,14 +168,17 @@ class PendingKeys:
         for record in records:
             self._delay_stores[record.topic].remove(record)
 
-    def _newest(self, stored_topic: str, topic: str, key: str) -> StoredRecord | None:
-        """Return the newest record of a topic that has the pending key for *topic*; its delete markers do not count."""
-        for record in self._lookup.by_key(stored_topic, pending_key_text(topic, key)):
-            properties = record.properties_bytes
-            is_same = find_property(properties, PENDING_KEY) == key and find_property(properties, REAL_TOPIC) == topic
-            if is_same and not is_marker(record):
-                return record
-        return None
+    def _newest(self, topic: str, key: str) -> StoredRecord | None:
+        """Return the newest record with a pending key: a delayed one for *topic*, or one that was delivered there."""
+        found = self._store.index.newest_keyed((*self._delay_stores, topic), topic, key)
+        if isinstance(found, KeyedRecord):
+            return self._lookup.at(found.physical_offset)
+        newest: dict[str, StoredRecord] = {}
+        for physical_offset in found:
+            record = self._lookup.at(physical_offset)
+            if record is not None and record.topic not in newest and _has_pending_key(record, topic, key):
+                newest[record.topic] = record
+        return max(newest.values(), key=lambda record: record.physical_offset, default=None)
 
     # --- sends ---------------------------------------------------------------------------------
 
@@ -201,7 +211,7 @@ class PendingKeys:
             PendingKeyError: A message is pending under one of the keys, and must not be replaced. Nothing was stored.
             PendingKeyUnknownError: This broker cannot decide about pending keys now. Nothing was stored.
         """
-        with self.locked():
+        with self._both_locks():
             plan = _KeyedAppend()
             for draft, msg_id in drafts:
                 if draft.pending is not None and before is None:
@@ -226,23 +236,21 @@ class PendingKeys:
         if request is None:
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, None))
             return
-        newest = {name: self._newest(name, topic, request.key) for name in self._delay_stores}
-        known = [record for record in newest.values() if record is not None]
-        pending = self.pending_of(known)
-        if not pending:
-            last = max((record.physical_offset for record in known), default=-1)
-            delivered = self._newest(topic, topic, request.key)
-            is_delivered = delivered is not None and delivered.physical_offset > last
-            outcome = PendingOutcome(PendingDecision.STORED, already_delivered=is_delivered)
+        newest = self._newest(topic, request.key)
+        delay_store = None if newest is None else self._delay_stores.get(newest.topic)
+        entry = None if newest is None or delay_store is None else delay_store.find_now(newest)
+        if newest is None or entry is None:
+            outcome = PendingOutcome(
+                PendingDecision.STORED, already_delivered=newest is not None and delay_store is None
+            )
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
             return
-        first = max(pending, key=lambda each: each.record.physical_offset)
+        first = PendingRecord(newest, entry)
         rule = OnPending(request.on_pending)
         if rule is OnPending.REPLACE:
-            outcome = PendingOutcome(PendingDecision.REPLACED, tuple(map(self._handle_of, pending)))
-            for each in pending:
-                plan.markers += self._replacements.cancelled(each)
-                plan.gone.append(each.record)
+            outcome = PendingOutcome(PendingDecision.REPLACED, (self._handle_of(first),))
+            plan.markers += self._replacements.cancelled(first)
+            plan.gone.append(newest)
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
         elif rule is OnPending.KEEP:
             kept = self._named(first, PendingOutcome(PendingDecision.KEPT))
@@ -315,6 +323,13 @@ class PendingKeys:
         record, entry = pending
         topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
         return handle_of(topic, self._broker_name, record.properties_bytes, entry.due_ms, record.physical_offset)
+
+
+def _has_pending_key(record: StoredRecord, topic: str, key: str) -> bool:
+    """Return True if a record has the pending key for a topic, and is no delete marker."""
+    properties = record.properties_bytes
+    is_same = find_property(properties, PENDING_KEY) == key and find_property(properties, REAL_TOPIC) == topic
+    return is_same and not is_marker(record)
 
 
 def total_outcome(outcomes: Sequence[PendingOutcome | None]) -> PendingOutcome | None:
