@@ -103,6 +103,8 @@ class Property:
     """Of this library. ``true``: a client does not send the message to brokers that do not decide in one step."""
     PENDING_SINCE = "__MQT_PENDING_SINCE"
     """Of this library. On a delayed message with a pending key: time (epoch ms) of the first send under this key."""
+    CANCELS = "__MQT_CANCELS"
+    """Of this library. On a half message: handles of pending messages that the commit cancels."""
 
     # retries
     RETRY_TOPIC = "RETRY_TOPIC"
@@ -221,7 +223,9 @@ PENDING_KEY_PROPERTIES = (
 )
 """Properties with which a send requests that at most one message is pending under a key."""
 
-SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES, PENDING_KEY_PROPERTIES)
+SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(
+    DELAY_PROPERTIES, ORIGIN_PROPERTIES, PENDING_KEY_PROPERTIES, {Property.CANCELS}
+)
 """Properties that request a delay or a pending key, or that clients may not set, at least not everywhere. Most messages
 have no such property."""
 

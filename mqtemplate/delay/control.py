@@ -74,6 +74,19 @@ class _Change(NamedTuple):
     deliver_ms: int | None
 
 
+class ChangedTogether(NamedTuple):
+    """A change that was stored together with messages.
+
+    Attributes:
+        puts: The records, those of the messages first; None if nothing is pending, so that nothing was stored.
+        topics: Topics of the records, for `MessageStore.confirm`.
+    """
+
+    change: ScheduleChange
+    puts: PutBatch | None = None
+    topics: frozenset[str] = frozenset()
+
+
 class _NamedMessage(NamedTuple):
     """Messages that a call names: those with a key, for one topic, or for the topics of a namespace."""
 
@@ -161,33 +174,29 @@ class DelayController:
         namespace: str | None,
         then: Sequence[RecordDraft],
         deliver_ms: int | None,
-    ) -> tuple[ScheduleChange, PutBatch | None]:
-        """Cancel pending messages, or reschedule them, and store *then* in the same append.
-
-        Returns:
-            The change, and the positions of *then*; None if nothing is pending, so nothing was stored.
-        """
+    ) -> ChangedTogether:
+        """Cancel pending messages, or reschedule them, and store *then* in the same append; it is not durable yet."""
         status = ScheduleChangeStatus.CANCELLED if deliver_ms is None else ScheduleChangeStatus.RESCHEDULED
         if deliver_ms is not None:
             divert_to_timer({}, "any", 0, self._store.clock.now_ms(), deliver_ms, self._limits)
         with self.pending_keys.locked():
             final, pending = self._state(handle, key, topic, namespace)
             if not pending:
-                return ScheduleChange(final), None
+                return ChangedTogether(ScheduleChange(final))
             change = _Change(status, deliver_ms)
             replacing = [self._drafts(*each, change) for each in pending]
             copies = [draft for drafts in replacing for draft in drafts[:-1]]
             records = [*then, *copies, *(drafts[-1] for drafts in replacing)]
             puts = put_together(self._store, records, though_full=deliver_ms is None and not then)
             self.pending_keys.remove(each.record for each in pending)
-        self._store.confirm(puts.end, {draft.topic for draft in records})
         (self._cancelled if deliver_ms is None else self._rescheduled).add(len(pending))
         handles = [
             self._handle(copy, deliver_ms, puts[len(then) + number].physical_offset)
             for number, copy in enumerate(copies)
             if deliver_ms is not None and copy.topic == TIMER_TOPIC
         ]
-        return ScheduleChange(status, len(pending), tuple(handles)), puts
+        result = ScheduleChange(status, len(pending), tuple(handles))
+        return ChangedTogether(result, puts, frozenset(draft.topic for draft in records))
 
     def put_if(
         self,
@@ -198,7 +207,7 @@ class DelayController:
         topic: str | None,
         namespace: str | None,
     ) -> tuple[PendingState, PutBatch | None]:
-        """Store records if a delayed message is in a state.
+        """Store records if a delayed message is in a state; they are not durable yet.
 
         Returns:
             Its state, and the positions of the records; None if they were not stored.
@@ -207,8 +216,6 @@ class DelayController:
             final, pending = self._state(handle, key, topic, namespace)
             found = PendingState.PENDING if pending else _STATES[final]
             puts = put_together(self._store, drafts) if found is state else None
-        if puts is not None:
-            self._store.confirm(puts.end, {draft.topic for draft in drafts})
         return found, puts
 
     def _state(

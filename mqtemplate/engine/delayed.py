@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -236,10 +236,10 @@ class LocalDelayedMessages:
         made = self._made(then)
         drafts = [each.draft for each in made]
         try:
-            change, puts = self.control.change_together(handle, key, topic, namespace, drafts, deliver_ms)
+            change, puts, topics = self.control.change_together(handle, key, topic, namespace, drafts, deliver_ms)
         except StoreError as exc:
             raise SendError(f"nothing was changed or stored: {exc}") from exc
-        return change if puts is None else replace(change, sent=self._results(made, puts))
+        return change if puts is None else replace(change, sent=self._results(made, puts, topics))
 
     def send_if(
         self,
@@ -259,7 +259,8 @@ class LocalDelayedMessages:
             found, puts = self.control.put_if(drafts, state, handle, key, topic, namespace)
         except StoreError as exc:
             raise SendError(f"not stored: {exc}") from exc
-        return ConditionalSend(found, () if puts is None else self._results(made, puts))
+        topics = {draft.topic for draft in drafts}
+        return ConditionalSend(found, () if puts is None else self._results(made, puts, topics))
 
     def _made(self, messages: Sequence[QueuedMessage]) -> list[_QueuedDraft]:
         """Return the records of messages that are stored together with a change."""
@@ -277,8 +278,16 @@ class LocalDelayedMessages:
             made.append(_QueuedDraft(draft, msg_id, target))
         return made
 
-    def _results(self, made: Sequence[_QueuedDraft], puts: PutBatch) -> tuple[SendResult, ...]:
-        is_safe = not self._store.is_sync or self._store.group_commit.flushed >= puts.end
+    def _results(self, made: Sequence[_QueuedDraft], puts: PutBatch, topics: Collection[str]) -> tuple[SendResult, ...]:
+        """Wait until an append is durable, and return the results of its first records.
+
+        Raises:
+            SendError: The flush failed: all of it is stored, and may be lost with the power.
+        """
+        try:
+            is_safe = self._store.confirm(puts.end, topics)
+        except StoreError as exc:
+            raise SendError(f"changed and stored, but not durable: {exc}") from exc
         return tuple(
             SendResult(
                 SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,

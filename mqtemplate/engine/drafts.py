@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mqtemplate.delay.divert import TimerLimits, divert, divert_to_timer, strip_broker_properties
+from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
@@ -112,6 +113,7 @@ class DraftMaker:
         topic, delay_ms, pending = message.topic, -1, None
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
+            with_id.pop(Property.CANCELS, None)  # only a commit cancels
             if Property.PENDING_KEY in with_id:
                 since = properties.get(Property.PENDING_SINCE)
                 pending, with_id = _read_pending_key(with_id, topic, now_ms, since)
@@ -244,7 +246,8 @@ class DraftMaker:
         """Return the half message for a message in a transaction of *group*, and its message id.
 
         Raises:
-            MessageError: The message is too large, or there is no producer group.
+            MessageError: The message is too large, there is no producer group, or what the commit shall cancel is not
+                a handle, or is given together with a pending key.
             DelayError: The delay could not be applied if the transaction were committed now.
         """
         if not group:
@@ -253,6 +256,14 @@ class DraftMaker:
                 "the broker needs it for transaction checks"
             )
         draft, unique_id = self.make(message, queue_id, now_ms, origin)
+        if (cancels := message.properties.get(Property.CANCELS)) is not None:
+            for handle in cancels.split(","):
+                decode_handle(handle)
+            if draft.pending is not None:
+                raise MessageError(
+                    f"a message in a transaction has cancels= and the pending key {draft.pending.key!r}, and only one "
+                    "of them can decide what the commit replaces; leave one out"
+                )
         properties = half_properties(client_properties(message.properties, message.topic), unique_id, group)
         properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
         draft.topic, draft.queue_id, draft.delay_ms, draft.pending = HALF_TOPIC, 0, -1, None  # the commit decides
@@ -275,6 +286,7 @@ class DraftMaker:
         topic, queue_id = stored[Property.REAL_TOPIC], int(stored[Property.REAL_QID])
         # The half message was accepted by another table, perhaps: it must not be stranded by its level.
         levels = replace(self._levels, is_clamping=True)
+        properties.pop(Property.CANCELS, None)
         pending, properties = _read_pending_key(properties, topic, now_ms)
         topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms, levels, pending)
         draft = copy_half(half, topic, queue_id, encoded, SysFlag.TRANSACTION_COMMIT)

@@ -14,7 +14,7 @@ from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
 from mqtemplate.broker import CheckTransaction, Registration
-from mqtemplate.delay.pending_keys import PendingKeys
+from mqtemplate.delay.control import DelayController
 from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, TransactionChecker
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.half_messages import (
@@ -46,6 +46,7 @@ from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import (
+    CANCELS,
     FOLLOWED,
     PENDING_KEY,
     PRODUCER_GROUP,
@@ -96,7 +97,7 @@ class TransactionService:
 
     Args:
         drafts: Creates the committed message; its delay counts from the commit.
-        pending_keys: Stores a committed message that has a pending key.
+        delays: Stores a committed message that has a pending key, or cancels another one.
 
     Attributes:
         local_checkers: The checkers of this process.
@@ -112,10 +113,11 @@ class TransactionService:
         drafts: DraftMaker,
         settings: EmbeddedSettings,
         lifecycle: EngineLifecycle,
-        pending_keys: PendingKeys,
+        delays: DelayController,
     ) -> None:
         self._store = store
-        self._pending_keys = pending_keys
+        self._delays = delays
+        self._pending_keys = delays.pending_keys
         self._topics = topics
         self._offsets = offsets
         self._drafts = drafts
@@ -320,6 +322,8 @@ class TransactionService:
             self._store.prepare(real_topic, real_queue)  # creates its file now, so that the delivery need not wait
         if draft.pending is not None:
             return self._end_keyed(half, draft, real_topic)
+        if (cancels := find_property(record.properties_bytes, CANCELS)) is not None:
+            return self._end_with_cancel(half, draft, cancels)
         return TransactionEnd(self._replace(half, draft)[-1].end, (draft.topic,))
 
     def _end_keyed(self, half: OpenTransaction, draft: RecordDraft, topic: str) -> TransactionEnd:
@@ -338,6 +342,20 @@ class TransactionService:
         self._note_end(half.queue_offset, puts[0])
         self._open.remove(half)
         return TransactionEnd(keyed.end, keyed.topics)
+
+    def _end_with_cancel(self, half: OpenTransaction, draft: RecordDraft, handles: str) -> TransactionEnd:
+        """Commit a message, and cancel pending ones in the same append. If none is pending, it is dropped."""
+        op = op_draft(half.queue_offset, draft, self._store.clock.now_ms())
+        change, puts, topics = self._delays.change_together(handles, None, None, None, [op, draft], None)
+        if puts is None:
+            msg_id = find_property(draft.properties, UNIQ_KEY) or ""
+            self._peer_log.log(
+                WARNING, "transaction.refused", topic=draft.topic, msg_id=msg_id, reason=change.status.value
+            )
+            return TransactionEnd(self._replace(half, None)[-1].end, ())
+        self._note_end(half.queue_offset, puts[0])
+        self._open.remove(half)
+        return TransactionEnd(puts.end, tuple(topics))
 
     def _replace(self, half: OpenTransaction, successor: RecordDraft | None) -> Sequence[PutResult]:
         """End a transaction by one append: its op message and *successor*. The caller holds the lock."""

@@ -569,8 +569,13 @@ class SendsInFlight(MessageSends):
 
 
 def _refuse_pending_keys(messages: Iterable[Message]) -> None:
-    """Raise `UnsupportedError` if a message has a pending key."""
+    """Raise `UnsupportedError` if a message has a pending key, or its commit cancels another one."""
     for message in messages:
+        if Property.CANCELS in message.properties:
+            raise UnsupportedError(
+                f"cancels= of a transaction for {message.topic!r}, during a hand-over: the message to cancel may be in "
+                "another broker than the transaction; cancel it after the commit"
+            )
         if (key := message.properties.get(Property.PENDING_KEY)) is not None:
             raise UnsupportedError(
                 f"pending_key={key!r} of a message for {message.topic!r}, during a hand-over: the message that is "

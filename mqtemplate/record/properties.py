@@ -14,6 +14,7 @@ PROPERTY_SEPARATOR = b"\x02"
 
 DELAY = Property.DELAY.encode()
 FOLLOWED = Property.FOLLOWED.encode()
+CANCELS = Property.CANCELS.encode()
 HAND_OVER_STAYS = Property.HAND_OVER_STAYS.encode()
 KEYS = Property.KEYS.encode()
 LEVEL_DELAY_MS = Property.LEVEL_DELAY_MS.encode()

@@ -23,7 +23,7 @@ from mqtemplate.errors import (
     SendTimeoutError,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
-from mqtemplate.message import Message, MessageQueue, Property, SelectedQueue
+from mqtemplate.message import Message, MessageQueue, Property, SelectedQueue, property_text
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable, awaitable_overloads
@@ -360,6 +360,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         arg: object = None,
         timeout: Duration | None = None,
         delay_level: int = 0,
+        *,
+        cancels: str | None = None,
         **options: Unpack[SendOptions],
     ) -> TransactionSendResult:
         """Send a message that is delivered if the local transaction commits, and dropped if it rolls back.
@@ -372,6 +374,10 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         A delay counts from the commit. The other arguments, and the errors before the broker has the message, are those
         of `sync_send`; a list is refused.
 
+        Args:
+            cancels: Handle of a pending message. The commit cancels it, and delivers this message only if it was
+                pending until then: both in one step of the broker. A rollback leaves it as it is.
+
         Returns:
             The result with ``local_transaction_state``. The state is ``ROLLBACK``, without a call of the listener, if
             the broker cannot guarantee that the message is stored (`SendResult.send_status`).
@@ -380,6 +386,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
         verb = "send_in_transaction"
         call = self._call(HALF, verb, destination, payload, timeout, delay_level, options)
+        if cancels is not None:
+            call.messages[0].properties[Property.CANCELS] = property_text("cancels", cancels)
         return self._transactions.send(call, destination, arg)
 
     async_send_in_transaction = awaitable(send_in_transaction)

@@ -1,4 +1,4 @@
-"""One pending message by key, and changes together with sends: decisions, kills at each byte, and a model."""
+"""One pending message by key, and changes together with sends: decisions, kills, and a model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -15,7 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqtemplate import EmbeddedBroker, EmbeddedSettings, RocketMQTemplate, Send, SendResult, VirtualClock
+from mqtemplate import (
+    EmbeddedBroker,
+    EmbeddedSettings,
+    RocketMQTemplate,
+    Send,
+    SendResult,
+    VirtualClock,
+    transaction_listener,
+)
 from mqtemplate.errors import MessageError, PendingKeyError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingDecision, ScheduleChangeStatus
@@ -30,8 +40,9 @@ SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 18, topics=("reminders
 
 @pytest.fixture
 def template() -> Iterator[RocketMQTemplate]:
-    with EmbeddedBroker(clock=VirtualClock()) as broker:
-        yield RocketMQTemplate(broker)
+    with EmbeddedBroker(clock=VirtualClock()) as broker, RocketMQTemplate(broker, producer_group="shop") as template:
+        template.add_transaction_listener(Commits())
+        yield template
 
 
 def advance(template: RocketMQTemplate, seconds: float) -> None:
@@ -205,11 +216,70 @@ def killed_after(broker: EmbeddedBroker, written: int) -> Iterator[_PartlyWritte
         log._file = file
 
 
-def _commit(template: RocketMQTemplate) -> object:
+COMMITS: dict[str, Callable[[SendResult], dict[str, str]]] = {
+    # properties of the half message
+    "with a pending key": lambda old: {Property.TIMER_DELAY_MS: "60000", Property.PENDING_KEY: KEY},
+    "with a cancel": lambda old: {Property.CANCELS: str(old.handle)},
+}
 
-    properties = {Property.TIMER_DELAY_MS: "60000", Property.PENDING_KEY: KEY}
+
+def _commit(template: RocketMQTemplate, properties: dict[str, str]) -> object:
     half = template.broker.sends.send_half(Message("reminders", b"new", properties), "shop")
     return lambda: template.broker.transactions.end_transaction(half, TransactionState.COMMIT)
+
+
+@transaction_listener()
+class Commits:
+    def execute_local_transaction(self, message: Message, state: object) -> TransactionState:
+        assert isinstance(state, TransactionState)
+        return state
+
+    def check_local_transaction(self, message: Message) -> TransactionState:
+        return TransactionState.ROLLBACK
+
+
+def cancel_in_transaction(
+    template: RocketMQTemplate, old: SendResult, state: TransactionState, **options: Any
+) -> SendResult:
+    return template.send_in_transaction("reminders", "new", state, cancels=old.handle, **options)
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(TransactionState.COMMIT, ["new"]), (TransactionState.ROLLBACK, ["old"]), (TransactionState.UNKNOWN, ["old"])],
+)
+def test_a_commit_cancels_a_message_and_delivers_its_own(
+    template: RocketMQTemplate, state: TransactionState, expected: list[str]
+) -> None:
+    """Until the commit the other message stays pending. An unknown state is checked, and rolled back here."""
+    cancel_in_transaction(template, send(template, "old"), state, delay="1m")
+
+    advance(template, 3_600)
+
+    assert delivered(template.broker) == expected
+    [message] = messages_in(template.broker, "reminders")
+    assert Property.CANCELS not in message.properties
+
+
+def test_a_commit_after_the_release_delivers_no_message(template: RocketMQTemplate) -> None:
+    """The message of the transaction belongs to the cancel, which came too late."""
+    old = send(template, "old", delay="1s")
+    advance(template, 1)
+
+    cancel_in_transaction(template, old, TransactionState.COMMIT)
+
+    advance(template, 3_600)
+    assert delivered(template.broker) == ["old"]
+    assert template.broker.engine.transactions.open_count == 0  # type: ignore[attr-defined]
+
+
+def test_a_transaction_with_a_wrong_handle_or_two_rules_is_refused(template: RocketMQTemplate) -> None:
+    old, commit = send(template, "old"), TransactionState.COMMIT
+    with pytest.raises(MessageError, match="cancels= and the pending key 'cart-17', and only one of them"):
+        cancel_in_transaction(template, old, commit, delay="1m", pending_key=KEY)
+    with pytest.raises(MessageError, match="'no handle' is not a handle of a pending message"):
+        cancel_in_transaction(template, replace(old, handle="no handle"), commit)
+    assert template.broker.engine.transactions.open_count == 0  # type: ignore[attr-defined]
 
 
 CHANGES: dict[str, tuple[Callable[[RocketMQTemplate, SendResult], object], list[str]]] = {
@@ -235,14 +305,29 @@ CHANGES: dict[str, tuple[Callable[[RocketMQTemplate, SendResult], object], list[
 }
 
 
+SOME = 131
+"""Bytes between two kills. Each record of a change has more, so some kills are within each of them."""
+
+
 @pytest.mark.parametrize("first", ["15m", "level"])
 @pytest.mark.parametrize("name", CHANGES)
+def test_a_kill_within_each_record_leaves_all_of_a_change_or_nothing(name: str, first: str, tmp_path: Path) -> None:
+    check_kills_of_a_change(name, first, tmp_path, SOME)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(("name", "first"), [*((name, "15m") for name in CHANGES), ("replace", "level")])
 def test_a_kill_at_any_byte_leaves_all_of_a_change_or_nothing(name: str, first: str, tmp_path: Path) -> None:
+    check_kills_of_a_change(name, first, tmp_path, 1)
+
+
+def check_kills_of_a_change(name: str, first: str, folder: Path, step: int) -> None:
+    """Kill the process after each *step* bytes of a change, and check what is delivered later."""
     change, after = CHANGES[name]
     outcomes = []
-    for number in itertools.count():
-        path, written = tmp_path / str(number), 131 * number
-        clock = VirtualClock()
+    for written in itertools.count(0, step):
+        path, clock = folder / str(written), VirtualClock()
         broker = EmbeddedBroker(path, SMALL, clock)
         broker.start()
         template = RocketMQTemplate(broker)
@@ -255,20 +340,34 @@ def test_a_kill_at_any_byte_leaves_all_of_a_change_or_nothing(name: str, first: 
         with EmbeddedBroker(path, SMALL, clock) as reopened:
             Harness(reopened).advance("3h")
             outcomes.append(delivered(reopened))
+        rmtree(path)
         if written >= file.size_of_write:
             break
 
     assert outcomes == [["old"]] * (len(outcomes) - 1) + [after]
 
 
-def test_a_kill_at_any_byte_of_a_commit_leaves_the_transaction_open_or_decided(tmp_path: Path) -> None:
-    for number in itertools.count():
-        path, written, clock = tmp_path / str(number), 131 * number, VirtualClock()
+@pytest.mark.parametrize("name", COMMITS)
+def test_a_kill_within_each_record_of_a_commit_leaves_the_transaction_open_or_decided(
+    name: str, tmp_path: Path
+) -> None:
+    check_kills_of_a_commit(name, tmp_path, SOME)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("name", COMMITS)
+def test_a_kill_at_any_byte_of_a_commit_leaves_the_transaction_open_or_decided(name: str, tmp_path: Path) -> None:
+    check_kills_of_a_commit(name, tmp_path, 1)
+
+
+def check_kills_of_a_commit(name: str, folder: Path, step: int) -> None:
+    for written in itertools.count(0, step):
+        path, clock = folder / str(written), VirtualClock()
         broker = EmbeddedBroker(path, SMALL, clock)
         broker.start()
         template = RocketMQTemplate(broker)
-        send(template, "old")
-        commit: Any = _commit(template)
+        commit: Any = _commit(template, COMMITS[name](send(template, "old")))
         with killed_after(broker, written) as file:
             commit()
         kill(broker.store)
@@ -278,6 +377,7 @@ def test_a_kill_at_any_byte_of_a_commit_leaves_the_transaction_open_or_decided(t
             assert reopened.engine.transactions.open_count == (not is_whole)
             Harness(reopened).advance("30m")
             assert delivered(reopened) == (["new"] if is_whole else ["old"])
+        rmtree(path)
         if is_whole:
             break
 

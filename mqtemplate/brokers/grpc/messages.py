@@ -155,6 +155,12 @@ class MessageEncoder:
                 "RocketMQ's gRPC protocol does not carry it, nor the answer what became of the pending message; use an "
                 "embedded broker, or rocketmq.name-server with a server of this library"
             )
+        if Property.CANCELS in message.properties:
+            raise UnsupportedError(
+                f"cancels= of a transaction for {message.topic!r}: RocketMQ's gRPC protocol does not carry it; cancel "
+                "the message after the commit, or use an embedded broker, or rocketmq.name-server with a server of "
+                "this library"
+            )
         if not _OTHERS.isdisjoint(message.properties):
             name = min(_OTHERS & message.properties.keys())
             raise UnsupportedError(

@@ -106,12 +106,12 @@ class ClientRecalls:
         self.topics.get(topic)
         return self.engine.delayed.recall(topic, handle)
 
-    def check_enabled(self) -> None:
-        """Raise `RefusedError` if clients may not cancel delayed messages."""
+    def check_enabled(self, reason: str = "") -> None:
+        """Raise `RefusedError` if clients may not cancel delayed messages. *reason* begins its text."""
         if not self.settings.recall_message_enable:
             raise RefusedError(
                 ResponseCode.NO_PERMISSION,
-                "recall is disabled; set recall-message-enable to true",
+                f"{reason}recall is disabled; set recall-message-enable to true",
                 RefusalHeader(refusal=Refusal.RECALL_DISABLED),
             )
 

@@ -32,7 +32,6 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRIORITY_PROPERTY, decode_properties
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
-from mqtemplate.remoting.protocol.bodies.own_requests import Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.messages import count_batch, decode_batch, decode_properties_text, split_batch
 from mqtemplate.remoting.protocol.sequenced import QueueBatch, decode_queue_batches
@@ -40,8 +39,10 @@ from mqtemplate.results import SequencedResult
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.core.batches import read_uniform
+from mqtemplate.server.core.producers import ClientRecalls
 from mqtemplate.server.requests.caller import Caller
 from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.requests.response import decode_handles
 from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
@@ -116,6 +117,7 @@ class ClientSends:
     creations: ClientCreations
     locks: QueueLockTable
     access: AccessControl
+    recalls: ClientRecalls
     decodes_all: bool = False
     _properties: AddedProperties = field(init=False)
     _batch_properties: AddedProperties = field(init=False)
@@ -254,6 +256,7 @@ class ClientSends:
         # A retry of a committed message has the property of an open transaction as well.
         is_half = message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
         if is_half and not send.is_retry and send.reconsume_times <= 0:
+            self._check_cancels(send, message)
             group = properties.get(Property.PRODUCER_GROUP) or send.producer_group
             return writer.send_half(message, group, queue_id, send.origin)
         stored = writer.send(message, queue_id, send.origin)
@@ -285,16 +288,17 @@ class ClientSends:
 
     def _checked(self, send: ClientSend, message: Message) -> Message:
         # A message that a hand-over moves cancels nothing.
-        decides = Property.PENDING_KEY in message.properties and Property.HAND_OVER not in message.properties
-        if decides and not self.settings.recall_message_enable:
-            raise RefusedError(
-                ResponseCode.NO_PERMISSION,
-                "a message with a pending_key may cancel another one, and recall is disabled; set "
-                "recall-message-enable to true",
-                RefusalHeader(refusal=Refusal.RECALL_DISABLED),
-            )
+        if Property.PENDING_KEY in message.properties and Property.HAND_OVER not in message.properties:
+            self.recalls.check_enabled("a message with a pending_key may cancel another one, and ")
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
         return self.access.checked_origin(send.caller.account, message) if has_origin else message
+
+    def _check_cancels(self, send: ClientSend, message: Message) -> None:
+        """Check that the client may cancel what the commit of a half message cancels."""
+        if (handles := message.properties.get(Property.CANCELS)) is not None:
+            self.recalls.check_change(handles)
+            for handle in decode_handles(handles):
+                self.access.check_topic(send.caller, handle.topic, Right.PUB, "the message that the commit cancels")
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,6 +202,11 @@ def test_a_body_is_compared_with_its_digest(kind: DigestType, checksum: str) -> 
     assert not is_intact(damaged)
 
 
+def test_a_cancel_by_a_commit_is_refused_with_what_helps() -> None:
+    with pytest.raises(UnsupportedError, match="cancels= .*does not carry it; cancel the message after the commit, or"):
+        encoder().encode(Message("orders", b"x", {Property.CANCELS: "handle"}))
+
+
 def test_a_pending_key_is_refused_with_what_helps() -> None:
     properties = {Property.TIMER_DELAY_MS: "1000", Property.PENDING_KEY: "cart-17"}
 

@@ -22,6 +22,7 @@ from mqtemplate.brokers.remote.producing.send_request import (
     SequencedSends,
 )
 from mqtemplate.brokers.remote.producing.tries import Tries, kind_of_send_error
+from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
@@ -164,7 +165,26 @@ class Producer:
     ) -> HalfMessage:
         """See `MessageSends.send_half`."""
         request = self.factory.single(message, transaction_group=group)
+        if (handles := message.properties.get(Property.CANCELS)) is not None:
+            queue = self._queue_beside(handles, message.topic, queue)
         return HalfMessage(message, group, self.deliver(request, queue, timeout_ms))
+
+    def _queue_beside(self, handles: str, topic: str, queue: MessageQueue | None) -> MessageQueue:
+        """Return a queue of the broker that has the messages of *handles*: it cancels them with the commit.
+
+        Raises:
+            MessageError: Several brokers have them, or *queue* or the topic is not at theirs.
+        """
+        route = self.route(topic)
+        names = {decode_handle(handle).broker_name for handle in handles.split(",")}
+        queues = [each for each in route.write_queues if {each.broker_name} == names and queue in (None, each)]
+        if not queues:
+            raise MessageError(
+                f"cancels= names messages of {' and '.join(sorted(names))}, and a transaction for {topic!r} "
+                f"{'of any queue' if queue is None else f'of {queue}'} is not stored there alone; one broker commits "
+                "it and cancels them"
+            )
+        return queues[route.next_turn() % len(queues)]
 
     def _with_pending_key(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult | None:
         """Send a delayed message to brokers that do not decide about its pending key; None if they do."""

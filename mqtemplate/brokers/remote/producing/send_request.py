@@ -244,6 +244,8 @@ class SendRequestFactory:
         # A message that a hand-over moves decides nothing, so any broker may store it.
         if (has_level or has_timer) and Property.PENDING_KEY in properties and Property.HAND_OVER not in properties:
             request.needs, request.pending_keys = _pending_keys(properties)
+        if transaction_group is not None and Property.CANCELS in properties:
+            request.needs = Capability.PENDING_KEYS
         request.level = self.levels.clamp(int(properties[Property.DELAY])) if has_level else 0
         return request
 

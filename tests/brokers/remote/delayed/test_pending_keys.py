@@ -143,6 +143,41 @@ def test_the_commit_of_a_transaction_decides(clients: tuple[RocketMQTemplate, Ro
     eventually(lambda: pending_ids(first) == [half.send_result.msg_id], "the committed message has replaced it")
 
 
+def test_the_commit_of_a_transaction_cancels_a_message(clients: tuple[RocketMQTemplate, RocketMQTemplate]) -> None:
+    first, second = clients
+    reminder = first.sync_send("reminders", "pay", delay="1h")
+    sends, transactions = second.broker.sends, second.broker.transactions
+    message = Message("mails", b"thanks", {Property.TIMER_DELAY_MS: "7200000", Property.CANCELS: str(reminder.handle)})
+
+    for state in (TransactionState.ROLLBACK, TransactionState.COMMIT):
+        half = sends.send_half(message, "shop")
+        assert len(pending_ids(first)) == 1
+        transactions.end_transaction(half, state)
+    eventually(lambda: pending_ids(first, "mails") == [half.send_result.msg_id], "the commit has stored its message")
+    assert pending_ids(first) == []
+    late = sends.send_half(message, "shop")
+    transactions.end_transaction(late, TransactionState.COMMIT)
+    last = sends.send_half(Message("mails", b"next", {Property.TIMER_DELAY_MS: "7200000"}), "shop")
+    transactions.end_transaction(last, TransactionState.COMMIT)
+    eventually(lambda: last.send_result.msg_id in pending_ids(first, "mails"), "the last commit has ended")
+    assert late.send_result.msg_id not in pending_ids(first, "mails")
+
+
+def test_a_transaction_goes_to_the_server_whose_message_it_cancels(tmp_path: Path) -> None:
+    with two_servers() as servers, client(servers[0].address, tmp_path) as broker:
+        template = RocketMQTemplate(broker)
+        sent = [template.sync_send("orders", "x", delay="1h", queue=queue) for queue in broker.queues("orders")]
+        for each in sent:
+            half = broker.sends.send_half(Message("orders", b"y", {Property.CANCELS: str(each.handle)}), "shop")
+            assert half.send_result.message_queue.broker_name == each.message_queue.broker_name
+        both = ",".join(str(each.handle) for each in sent)
+
+        with pytest.raises(
+            MessageError, match="cancels= names messages of .* and .*; one broker commits it and cancel"
+        ):
+            broker.sends.send_half(Message("orders", b"y", {Property.CANCELS: both}), "shop")
+
+
 def test_a_namespace_has_keys_of_its_own(tmp_path: Path) -> None:
     with (
         server() as cluster,
