@@ -406,6 +406,11 @@ class DelayStore(ABC):
     def find(self, record: StoredRecord) -> PendingEntry | None:
         """With the lock, after `catch_up`: return the entry of a record of the source topic; None if not pending."""
 
+    def find_now(self, record: StoredRecord) -> PendingEntry | None:
+        """With the lock: do the same, without reading all messages first if that is not needed."""
+        self.catch_up()
+        return self.find(record)
+
     @abstractmethod
     def remove(self, record: StoredRecord) -> None:
         """With the lock, after the record that replaces *record* was appended: never release *record*.

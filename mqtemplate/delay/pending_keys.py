@@ -1,19 +1,23 @@
 """One pending message by key, and changes of pending messages together with sends: each is one append.
 
-A send with a pending key decides under the locks of both delay stores: it looks up the newest delayed record of the
-key, and appends the new message together with the delete marker of the one it replaces. A release needs the same lock.
-So exactly one of them is first.
+A send with a pending key decides under the locks of both delay stores: it looks up the newest record of the key, and
+appends the new message together with the delete marker of the one it replaces. A release needs the same lock. So
+exactly one of them is first. A key whose newest record is no delayed one needs only the lock of such sends: a thread
+that puts many messages on the wheel then does not hold them up.
 
-- The index finds the newest record by topic and key. Each send with a key replaces, keeps or moves the message before
-  it, so that record is pending, or no message of the key is. Memory does not grow with the number of keys.
+- The newest record with the key decides: each send with a key replaces, keeps or moves the message before it. So that
+  record is pending, or was delivered, or no message of the key is either. The newest records of all keys are in memory
+  until the index has them, and then the index finds them. Memory does not grow with the number of keys.
 - All records of an append but the last have `SysFlag.CONTINUED`. A recovery cuts them off if the last one is missing.
   The delete markers are last. So a kill leaves all of the change or nothing.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import starmap
 from typing import NamedTuple, Protocol
 
 from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
@@ -21,7 +25,7 @@ from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.errors import PendingKeyError, UnsupportedError
 from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome
-from mqtemplate.record.appends import PutBatch
+from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, PendingRequest, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import (
@@ -33,7 +37,7 @@ from mqtemplate.record.properties import (
     UNIQ_KEY,
     find_property,
 )
-from mqtemplate.store.key_reader import pending_key_text
+from mqtemplate.store.key_reader import KeyedRecord
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -104,7 +108,7 @@ class _KeyedAppend:
         self.news: list[RecordDraft] = []
         self.markers: list[RecordDraft] = []
         self.gone: list[StoredRecord] = []
-        self.results: list[Callable[[PutBatch | None, int], KeyedSend]] = []
+        self.results: list[Callable[[Sequence[PutResult] | None, int], KeyedSend]] = []
 
     def add(self, draft: RecordDraft) -> int:
         """Add a record, and return its number."""
@@ -130,6 +134,7 @@ class PendingKeys:
         self._replacements = replacements
         self._lookup = RecordLookup(store)
         self._broker_name = broker_name
+        self._lock = threading.Lock()  # of `put`; taken before the locks of the delay stores
         self.refusal: Callable[[], str | None] | None = None
         self._counts = {
             decision: store.metrics.counter("delay.pending_keys", decision=decision.value)
@@ -141,10 +146,16 @@ class PendingKeys:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the locks of both delay stores, which have read all messages: nothing is released or changed."""
+        with self._both_locks():
+            for delay_store in self._delay_stores.values():
+                delay_store.catch_up()
+            yield
+
+    @contextmanager
+    def _both_locks(self) -> Iterator[None]:
         with ExitStack() as locks:
             for delay_store in self._delay_stores.values():
                 locks.enter_context(delay_store.lock)
-                delay_store.catch_up()
             yield
 
     def pending_of(self, records: Iterable[StoredRecord]) -> list[PendingRecord]:
@@ -161,14 +172,17 @@ class PendingKeys:
         for record in records:
             self._delay_stores[record.topic].remove(record)
 
-    def _newest(self, stored_topic: str, topic: str, key: str) -> StoredRecord | None:
-        """Return the newest record of a topic that has the pending key for *topic*; its delete markers do not count."""
-        for record in self._lookup.by_key(stored_topic, pending_key_text(topic, key)):
-            properties = record.properties_bytes
-            is_same = find_property(properties, PENDING_KEY) == key and find_property(properties, REAL_TOPIC) == topic
-            if is_same and not is_marker(record):
-                return record
-        return None
+    def _newest(self, topic: str, key: str) -> KeyedRecord | None:
+        """Return the newest record with a pending key: a delayed one for *topic*, or one that was delivered there."""
+        found = self._store.index.newest_keyed((*self._delay_stores, topic), topic, key)
+        if isinstance(found, KeyedRecord):
+            return found
+        newest: dict[str, int] = {}
+        for physical_offset in found:
+            record = self._lookup.at(physical_offset)
+            if record is not None and record.topic not in newest and _has_pending_key(record, topic, key):
+                newest[record.topic] = physical_offset
+        return max(starmap(KeyedRecord, newest.items()), key=lambda each: each.physical_offset, default=None)
 
     # --- sends ---------------------------------------------------------------------------------
 
@@ -186,7 +200,7 @@ class PendingKeys:
         drafts: Sequence[tuple[RecordDraft, str]],
         topic: str,
         before: Callable[[RecordDraft | None], RecordDraft] | None = None,
-    ) -> tuple[KeyedPut, PutBatch | None]:
+    ) -> tuple[KeyedPut, Sequence[PutResult] | None]:
         """Store messages of one topic, some with pending keys, as their rules say.
 
         Args:
@@ -201,16 +215,22 @@ class PendingKeys:
             PendingKeyError: A message is pending under one of the keys, and must not be replaced. Nothing was stored.
             PendingKeyUnknownError: This broker cannot decide about pending keys now. Nothing was stored.
         """
-        with self.locked():
+        with self._lock, ExitStack() as locks:
+            keys = [draft.pending.key for draft, _ in drafts if draft.pending is not None]
+            if before is None:
+                for key in keys:
+                    self.check(key, topic)
+            newest = {key: self._newest(topic, key) for key in keys}
+            if any(record is not None and record.topic in self._delay_stores for record in newest.values()):
+                locks.enter_context(self._both_locks())
+                newest = {key: self._newest(topic, key) for key in keys}  # one may have been released meanwhile
             plan = _KeyedAppend()
             for draft, msg_id in drafts:
-                if draft.pending is not None and before is None:
-                    self.check(draft.pending.key, topic)
-                self._decide(plan, draft, msg_id, topic)
+                self._decide(plan, draft, msg_id, topic, newest)
             records = [*plan.news, *plan.markers]
             if before is not None:
                 records.insert(0, before(plan.news[0] if plan.news else None))
-            puts = put_together(self._store, records) if records else None
+            puts = self._append(records)
             self.remove(plan.gone)
         first = 0 if before is None else 1
         sends = [result(puts, first) for result in plan.results]
@@ -218,31 +238,43 @@ class PendingKeys:
             if each.outcome is not None:
                 self._counts[each.outcome.decision].add()
         # The message that is kept may not be durable yet, so its send waits for the disk, too.
-        end = self._store.end_offset if puts is None else puts.end
+        end = self._store.end_offset if puts is None else puts[-1].end
         return KeyedPut(sends, end, tuple({each.topic for each in records})), puts
 
-    def _decide(self, plan: _KeyedAppend, draft: RecordDraft, msg_id: str, topic: str) -> None:
+    def _append(self, records: list[RecordDraft]) -> Sequence[PutResult] | None:
+        if len(records) > 1:
+            return put_together(self._store, records)
+        return (self._store.put(records[0]),) if records else None  # takes half the time
+
+    def _decide(
+        self,
+        plan: _KeyedAppend,
+        draft: RecordDraft,
+        msg_id: str,
+        topic: str,
+        newest: Mapping[str, KeyedRecord | None],
+    ) -> None:
+        """Add the records of one message.
+
+        Args:
+            newest: Pending key -> its newest record. If one of them is delayed, the caller holds the locks.
+        """
         request = draft.pending
         if request is None:
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, None))
             return
-        newest = {name: self._newest(name, topic, request.key) for name in self._delay_stores}
-        known = [record for record in newest.values() if record is not None]
-        pending = self.pending_of(known)
-        if not pending:
-            last = max((record.physical_offset for record in known), default=-1)
-            delivered = self._newest(topic, topic, request.key)
-            is_delivered = delivered is not None and delivered.physical_offset > last
+        last = newest[request.key]
+        first = None if last is None else self._pending_at(last)
+        if first is None:
+            is_delivered = last is not None and last.topic not in self._delay_stores
             outcome = PendingOutcome(PendingDecision.STORED, already_delivered=is_delivered)
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
             return
-        first = max(pending, key=lambda each: each.record.physical_offset)
         rule = OnPending(request.on_pending)
         if rule is OnPending.REPLACE:
-            outcome = PendingOutcome(PendingDecision.REPLACED, tuple(map(self._handle_of, pending)))
-            for each in pending:
-                plan.markers += self._replacements.cancelled(each)
-                plan.gone.append(each.record)
+            outcome = PendingOutcome(PendingDecision.REPLACED, (self._handle_of(first),))
+            plan.markers += self._replacements.cancelled(first)
+            plan.gone.append(first.record)
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
         elif rule is OnPending.KEEP:
             kept = self._named(first, PendingOutcome(PendingDecision.KEPT))
@@ -256,6 +288,15 @@ class PendingKeys:
                 find_property(record.properties_bytes, UNIQ_KEY) or "",
                 first.entry.due_ms,
             )
+
+    def _pending_at(self, newest: KeyedRecord) -> PendingRecord | None:
+        """Return a record if it is pending."""
+        delay_store = self._delay_stores.get(newest.topic)
+        record = None if delay_store is None else self._lookup.at(newest.physical_offset)
+        if delay_store is None or record is None:
+            return None
+        entry = delay_store.find_now(record)
+        return None if entry is None else PendingRecord(record, entry)
 
     def _postpone(self, plan: _KeyedAppend, pending: PendingRecord, deliver_ms: int, request: PendingRequest) -> None:
         record = pending.record
@@ -283,12 +324,12 @@ class PendingKeys:
 
     def _stored(
         self, number: int, draft: RecordDraft, msg_id: str, topic: str, outcome: PendingOutcome | None
-    ) -> Callable[[PutBatch | None, int], KeyedSend]:
+    ) -> Callable[[Sequence[PutResult] | None, int], KeyedSend]:
         """Return the function that returns the result of a new record from the positions of the append."""
         real_queue = find_property(draft.properties, REAL_QID)
         queue_id = draft.queue_id if draft.topic == topic or real_queue is None else int(real_queue)
 
-        def result(puts: PutBatch | None, first: int) -> KeyedSend:
+        def result(puts: Sequence[PutResult] | None, first: int) -> KeyedSend:
             assert puts is not None
             put = puts[first + number]
             handle = None
@@ -315,6 +356,13 @@ class PendingKeys:
         record, entry = pending
         topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
         return handle_of(topic, self._broker_name, record.properties_bytes, entry.due_ms, record.physical_offset)
+
+
+def _has_pending_key(record: StoredRecord, topic: str, key: str) -> bool:
+    """Return True if a record has the pending key for a topic, and is no delete marker."""
+    properties = record.properties_bytes
+    is_same = find_property(properties, PENDING_KEY) == key and find_property(properties, REAL_TOPIC) == topic
+    return is_same and not is_marker(record)
 
 
 def total_outcome(outcomes: Sequence[PendingOutcome | None]) -> PendingOutcome | None:

@@ -41,6 +41,7 @@ from mqtemplate.record.properties import (
     PROPERTY_SEPARATOR,
     REAL_TOPIC,
     TAGS,
+    TIMER_DEL_UNIQKEY,
     UNIQ_KEY,
     find_property,
     value_spans,
@@ -48,6 +49,7 @@ from mqtemplate.record.properties import (
 from mqtemplate.store.commit_log import LogReader, is_blank, whole_record_at
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _MIN_RECORDS = 8
 """Fewer records are faster one by one."""
@@ -339,15 +341,56 @@ _RecentEntry = tuple[int, int, int, int, str, bytes]
 """A row of `RecentRecords`."""
 
 
+class KeyedRecord(NamedTuple):
+    """A record with a pending key.
+
+    Attributes:
+        topic: Topic in which it is stored.
+    """
+
+    topic: str
+    physical_offset: int
+
+
+class _KeyedRecords:
+    """Records with pending keys, of one span of the log.
+
+    Attributes:
+        newest: Real topic and key -> the newest record with it, delayed or delivered; delete markers do not count.
+        last: Physical offset of the last record; -1 without records.
+    """
+
+    __slots__ = ("last", "newest")
+
+    def __init__(self) -> None:
+        self.newest: dict[tuple[str, str], KeyedRecord] = {}
+        self.last = -1
+
+    def add(self, topic: str, properties: bytes, physical_offset: int) -> None:
+        """Add a record that has the property of a pending key."""
+        key, real_topic = find_property(properties, PENDING_KEY), find_property(properties, REAL_TOPIC)
+        self.last = physical_offset
+        is_message = find_property(properties, TIMER_DEL_UNIQKEY) is None
+        if is_message and key and real_topic and topic in (SCHEDULE_TOPIC, TIMER_TOPIC, real_topic):
+            self.newest[real_topic, key] = KeyedRecord(topic, physical_offset)
+
+
 class RecentKeys:
     """The newest records that the index has not taken yet. Above a limit of memory the next ones are left out.
+
+    Those with pending keys are found here, too, until the index has written them.
 
     Args:
         lock: The store's lock, under which records are added.
         on_many: Called under the lock when there are so many that they should be taken soon.
+
+    Attributes:
+        complete_from: Physical offset from which on no record was left out.
     """
 
     def __init__(self, lock: threading.Lock, on_many: Callable[[], None]) -> None:
+        self.complete_from = 0
+        self._keyed = [_KeyedRecords()]  # the last one is of the records that were not taken
         self._lock = lock
         self._on_many = on_many
         self._entries: list[_RecentEntry] = []
@@ -365,12 +408,19 @@ class RecentKeys:
             offset, size, _, timestamp = put
             properties = draft.indexed_properties
             self._entries.append((offset, offset + size, 1, timestamp, draft.topic, properties))
+            if _HAS_PENDING_KEY in properties:
+                self._keyed[-1].add(draft.topic, properties, offset)
             self._count(len(properties) + _ENTRY_BYTES)
+        else:
+            self.complete_from = put.physical_offset + put.size
 
     def add(self, records: NewRecords, puts: PutBatch) -> None:
         """Add records that were written together."""
         entries = records.index_entries(puts) if self._bytes < _MAX_BYTES else None
-        if entries is not None:
+        if entries is None:
+            self.complete_from = puts.end
+        else:
+            before = len(self._entries)
             self._entries += zip(
                 entries.offsets,
                 entries.ends,
@@ -380,7 +430,32 @@ class RecentKeys:
                 entries.properties,
                 strict=True,
             )
+            for entry in self._entries[before:]:
+                if _HAS_PENDING_KEY in entry[-1]:
+                    self._add_keyed(*entry)
             self._count(sum(map(len, entries.properties)) + _ENTRY_BYTES * len(entries.topics))
+
+    def _add_keyed(
+        self, physical_offset: int, end: int, count: int, timestamp: int, topic: str, properties: bytes
+    ) -> None:
+        size, length = (end - physical_offset) // count, len(properties) // count
+        for number in range(count):
+            encoded = properties[number * length : (number + 1) * length]
+            self._keyed[-1].add(topic, encoded, physical_offset + number * size)
+
+    def newest_keyed(self, topic: str, key: str) -> KeyedRecord | None:
+        """Return the newest record with a pending key for a topic that is in memory. Any thread may call it."""
+        for records in reversed(self._keyed):
+            found = records.newest.get((topic, key))
+            if found is not None:
+                return found
+        return None
+
+    def forget_keyed(self, physical_offset: int) -> None:
+        """Forget taken records that start before this offset. Called by the thread that takes records."""
+        if len(self._keyed) > 1:
+            with self._lock:
+                self._keyed = [*(each for each in self._keyed[:-1] if each.last >= physical_offset), self._keyed[-1]]
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -393,6 +468,8 @@ class RecentKeys:
         with self._lock:
             entries, self._entries = self._entries, []
             self._bytes, self._was_reported = 0, False
+            if self._keyed[-1].newest:
+                self._keyed = [*self._keyed, _KeyedRecords()]
         if not entries:
             return RecentRecords()
         *numbers, topics, properties = zip(*entries, strict=True)
@@ -402,6 +479,7 @@ class RecentKeys:
 
 _log = get_logger("mqtemplate.store")
 
+_HAS_PENDING_KEY = PENDING_KEY + b"\x01"
 _RECENT_SHARE = 8
 """So many records in memory take the time of one that is read from the log, or less."""
 _FEWEST_ALIKE = 8

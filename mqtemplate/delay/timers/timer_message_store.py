@@ -353,6 +353,11 @@ class TimerMessageStore(DelayStore):
         except TimerLogDamageError as exc:
             raise self._condemn(exc) from exc
 
+    def find_now(self, record: StoredRecord) -> PendingEntry | None:
+        # Changes are made to what is on the wheel. Only at a start may the unread part have one of an earlier message.
+        is_on_wheel = self._is_started and record.queue_offset < self._cursor and self._cursor >= self._catch_up_to
+        return self.find(record) if is_on_wheel else super().find_now(record)
+
     def remove(self, record: StoredRecord) -> None:
         assert self._backlog is not None, "the message is pending"
         self._backlog.remove(record)
