@@ -136,11 +136,11 @@ class Engine:
         self.offsets = committed.clustering
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
         self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle, self.routes, self.drafts)
-        control = self.delayed.control
+        delay = self.delayed.control
         self.transactions = TransactionService(
-            *(store, self.topics, self.offsets, self.drafts, settings, lifecycle, control)
+            store, self.topics, self.offsets, self.drafts, settings, lifecycle, delay
         )
-        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, control.pending_keys, name, host)
+        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, delay.pending_keys, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
