@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mqtemplate.converters.readable import span_text, time_text
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
@@ -29,6 +29,8 @@ from mqtemplate.pending import (
     ScheduleChange,
     ScheduleChangeStatus,
 )
+from mqtemplate.results import SendResult
+from mqtemplate.template import RocketMQTemplate, Send
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _PAGE = 500
@@ -90,12 +92,14 @@ class BulkChange:
         unsupported: Number of messages that the broker cannot change, such as those with a delay level of RocketMQ.
         handles: After a reschedule: the new handles.
         changed: Number of messages that it has changed.
+        sent: Results of the messages that were stored together with a cancel.
     """
 
     counts: dict[ScheduleChangeStatus, int]
     unsupported: int = 0
     handles: tuple[str, ...] = ()
     changed: int = 0
+    sent: tuple[SendResult, ...] = ()
 
     @property
     def total(self) -> int:
@@ -202,12 +206,11 @@ class DelayedOperations:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def cancel(self, name: str, topic: str | None = None) -> ScheduleChange:
-        """Cancel the pending messages with a handle, a key or a message id; see `DelayedMessages.cancel`."""
+    def cancel(self, name: str, topic: str | None = None, then: Sequence[Send] = ()) -> ScheduleChange:
+        """Cancel the pending messages with a handle, a key or a message id; see `RocketMQTemplate.cancel`."""
         broker = self.access.open_for_changes()
-        if _parse_handle(name) is not None:
-            return broker.delayed.cancel(name)
-        return broker.delayed.cancel(key=name, topic=topic)
+        named: dict[str, Any] = {"handle": name} if _parse_handle(name) is not None else {"key": name, "topic": topic}
+        return RocketMQTemplate(broker).cancel(**named, then=then) if then else broker.delayed.cancel(**named)
 
     def reschedule(self, name: str, deliver_ms: int, topic: str | None = None) -> ScheduleChange:
         """Change the deliver time (epoch ms) of pending messages; see `DelayedMessages.reschedule`."""
@@ -343,6 +346,46 @@ class PendingMessagesChange(Change):
         done = DelayedOperations(self._access).move_all(moves, self._rate, on_progress, must_support=self.is_named)
         facts = {status.value: count for status, count in done.counts.items()}
         return ChangeResult(done.text, facts | {"unsupported": done.unsupported}, done)
+
+
+class CancelAndSend(PendingMessagesChange):
+    """Cancel of named messages, and messages that are stored in the same step if one of them is cancelled."""
+
+    def __init__(
+        self,
+        access: BrokerAccess,
+        reached: Callable[[BrokerAccess], Iterable[PendingMessage]],
+        then: Sequence[Send],
+        target: Mapping[str, object],
+        *,
+        is_named: bool = False,
+    ) -> None:
+        super().__init__(access, reached, PendingChange(PendingAction.CANCEL), target, is_named=is_named)
+        self._then = then
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}, and send {', '.join(repr(each.destination) for each in self._then)}"
+
+    @cached_property
+    def preview(self) -> ChangePreview:
+        note = (
+            "What is sent is sent in the same step, and only if a message is cancelled. An undo does not take it back."
+        )
+        found = super().preview
+        return replace(found, notes=(*found.notes, note))
+
+    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
+        handles = [each["handle"] for each in old()]
+        template = RocketMQTemplate(self._access.open_for_changes())
+        change = template.cancel(",".join(handles), then=self._then)
+        on_progress(len(handles))
+        counts = {change.status: change.count or len(handles)}
+        if late := len(handles) - change.count if change.count else 0:
+            counts[ScheduleChangeStatus.ALREADY_DELIVERED] = late
+        done = BulkChange(counts, changed=change.count, sent=change.sent)
+        facts = {status.value: count for status, count in counts.items()}
+        return ChangeResult(done.text, facts | {"sent": len(change.sent)}, done)
 
 
 def change_limits(access: BrokerAccess, change: PendingChange) -> tuple[str, ...]:

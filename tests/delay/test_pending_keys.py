@@ -30,6 +30,7 @@ from mqtemplate.errors import MessageError, PendingKeyError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingDecision, ScheduleChangeStatus
 from mqtemplate.results import TransactionState
+from mqtemplate.store import key_reader
 from mqtemplate.testing import Harness, messages_in
 from tests.delay.killed_engine import Killed
 from tests.store.small_store import kill
@@ -105,6 +106,46 @@ def test_one_key_in_two_topics_names_two_messages(template: RocketMQTemplate) ->
 
     assert other.pending is not None
     assert other.pending.decision is PendingDecision.STORED
+
+
+def test_a_topic_and_a_key_with_one_joined_text_are_two_keys(template: RocketMQTemplate) -> None:
+    template.sync_send("mails", "a", delay="15m", pending_key="to-7")
+
+    results = [template.sync_send("mail", "b", delay="15m", pending_key="sto-7") for _ in range(2)]
+
+    assert [len(result.replaced) for result in results] == [0, 1]
+    assert template.count_pending("mails").total == 1
+
+
+@pytest.mark.parametrize("where", ["in memory", "left out of memory", "indexed"])
+def test_the_newest_message_of_a_key_is_found_before_and_after_it_is_indexed(
+    template: RocketMQTemplate, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "left out of memory":
+        monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
+    index = template.broker.store.index  # type: ignore[attr-defined]
+
+    for number in range(6):
+        result = send(template, str(number))
+        if where == "indexed":
+            index.catch_up()
+        assert len(result.replaced) == (number > 0)
+
+    template.cancel(result.handle)
+    assert send(template, "after a cancel").replaced == ()
+    advance(template, 3_600)
+    outcome = send(template, "after a delivery").pending
+    assert outcome is not None
+    assert outcome.already_delivered
+
+
+def test_memory_keeps_no_keys_that_are_indexed(template: RocketMQTemplate) -> None:
+    broker: Any = template.broker
+    for number in range(3):
+        template.sync_send("reminders", "x", delay="15m", pending_key=f"cart-{number}")
+        broker.store.index.catch_up()
+
+    assert [len(records.newest) for records in broker.store.index._recent_keys._keyed] == [0]
 
 
 def test_a_business_key_is_no_pending_key(template: RocketMQTemplate) -> None:

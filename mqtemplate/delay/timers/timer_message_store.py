@@ -354,7 +354,7 @@ class TimerMessageStore(DelayStore):
             raise self._condemn(exc) from exc
 
     def find_now(self, record: StoredRecord) -> PendingEntry | None:
-        # Changes are made to what is on the wheel. Only at a start may the unread part have one of an earlier message.
+        # A cancel or a move changes what is on the wheel. So only at a start the unread part may have such a change.
         is_on_wheel = self._is_started and record.queue_offset < self._cursor and self._cursor >= self._catch_up_to
         return self.find(record) if is_on_wheel else super().find_now(record)
 
