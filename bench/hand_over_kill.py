@@ -170,9 +170,20 @@ class KilledProcess:
         self._process.kill()
         self._process.communicate()
 
-    def end(self) -> None:
-        """Let it end by itself: its standard input ends."""
-        self._process.communicate(timeout=_WAIT_S)
+    @property
+    def log_text(self) -> str:
+        """Return what it has printed to its standard error."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def is_running(self) -> bool:
+        """False if it has ended by itself."""
+        return self._process.poll() is None
+
+    def end(self, wait_s: float | None = _WAIT_S) -> int:
+        """Let it end by itself: its standard input ends. Return its exit code."""
+        self._process.communicate(timeout=wait_s)
+        return self._process.returncode
 
 
 def server(folder: Path, name: str) -> tuple[KilledProcess, str]:

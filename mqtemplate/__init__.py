@@ -60,7 +60,18 @@ if TYPE_CHECKING:
         publishes,
     )
     from mqtemplate.message import Message, MessageExt, MessageQueue
-    from mqtemplate.pending import PendingCounts, PendingMessage, PendingPage, ScheduleChange, ScheduleChangeStatus
+    from mqtemplate.pending import (
+        ConditionalSend,
+        OnPending,
+        PendingCounts,
+        PendingDecision,
+        PendingMessage,
+        PendingOutcome,
+        PendingPage,
+        PendingState,
+        ScheduleChange,
+        ScheduleChangeStatus,
+    )
     from mqtemplate.results import SendResult, SendStatus, TransactionSendResult, TransactionState
     from mqtemplate.scheduling import CatchUp, ScheduledRun, Schedules, scheduled
     from mqtemplate.selectors.tags import SelectorType
@@ -100,6 +111,11 @@ __all__ = [
     "PendingPage",
     "PendingMessage",
     "PendingCounts",
+    "OnPending",
+    "PendingDecision",
+    "PendingOutcome",
+    "PendingState",
+    "ConditionalSend",
     # receiving
     "message_listener",
     "on_tag",
@@ -202,7 +218,18 @@ _MODULES = {
     "calls.pauses": ["CircuitBreaker", "Deduplication", "PauseListener", "RateLimit"],
     "calls.send": ["Outgoing"],
     "calls.timing": ["TimeLimit", "Timing"],
-    "pending": ["PendingCounts", "PendingMessage", "PendingPage", "ScheduleChange", "ScheduleChangeStatus"],
+    "pending": [
+        "ConditionalSend",
+        "OnPending",
+        "PendingCounts",
+        "PendingDecision",
+        "PendingMessage",
+        "PendingOutcome",
+        "PendingPage",
+        "PendingState",
+        "ScheduleChange",
+        "ScheduleChangeStatus",
+    ],
     "results": ["SendResult", "SendStatus", "TransactionSendResult", "TransactionState"],
     "scheduling": ["CatchUp", "ScheduledRun", "Schedules", "scheduled"],
     "selectors.tags": ["SelectorType"],

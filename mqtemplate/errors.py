@@ -20,6 +20,7 @@
     │   ├── RemoteTimeoutError     no response in time; the broker may have carried out the request
     │   ├── ForkedError            an object that was started before a fork is used in the child process
     │   ├── InvalidReceiptHandleError  the invisible time of a message was over; it was delivered again
+    │   ├── PendingKeyError        a message with the same pending key is pending, and the send does not replace it
     │   ├── UnknownNameError       an administrator names a topic, a group or a message that does not exist
     │   └── UnsupportedError       this kind of broker does not support the operation
     ├── StoreError                 the broker's files cannot be used as they are
@@ -46,6 +47,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import copy
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -70,6 +72,7 @@ __all__ = [
     "MessageDroppedError",
     "MessageError",
     "OffsetOutOfRangeError",
+    "PendingKeyError",
     "Picklable",
     "RemoteConnectError",
     "RemoteProtocolError",
@@ -304,6 +307,27 @@ class InvalidReceiptHandleError(BrokerError):
     The invisible time of the message was over, so it is delivered again, and may be acknowledged by its newer receipt
     handle only.
     """
+
+
+class PendingKeyError(BrokerError):
+    """A message with the same pending key is pending, and the send has ``on_pending="refuse"``. Nothing was stored.
+
+    Attributes:
+        key: The pending key.
+        topic: Topic that receives the pending message when it is due.
+        handle: Handle of the pending message.
+        msg_id: Its message id.
+        deliver_ms: Its deliver time (epoch ms).
+    """
+
+    def __init__(self, key: str, topic: str, handle: str, msg_id: str, deliver_ms: int) -> None:
+        due = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=deliver_ms)
+        super().__init__(
+            f"a message with pending_key {key!r} is pending for topic {topic!r}: id {msg_id}, due "
+            f"{due.isoformat(timespec='milliseconds')}, handle {handle}; nothing was stored. Pass "
+            "on_pending='replace', 'keep' or 'postpone' to allow for it, or cancel it first by its handle"
+        )
+        self.key, self.topic, self.handle, self.msg_id, self.deliver_ms = key, topic, handle, msg_id, deliver_ms
 
 
 class UnknownNameError(BrokerError):

@@ -27,6 +27,7 @@ __all__ = [
     "INTERNAL_PROPERTIES",
     "KEY_SEPARATOR",
     "ORIGIN_PROPERTIES",
+    "PENDING_KEY_PROPERTIES",
     "RESERVED_PROPERTIES",
     "SPECIAL_PROPERTIES",
     "HostAddress",
@@ -91,6 +92,19 @@ class Property:
     REPLACED_LEVEL = "__STEERED"
     """Of this library. On the record that replaces a cancelled or rescheduled message: the level of that message, 0
     for a timer."""
+
+    PENDING_KEY = "__MQT_PENDING_KEY"
+    """Of this library. Key under which a topic has at most one pending message."""
+    ON_PENDING = "__MQT_ON_PENDING"
+    """Of this library. Value of `OnPending`: what happens if a message with the same pending key is pending."""
+    NO_LATER_THAN = "__MQT_NO_LATER_THAN"
+    """Of this library. Longest time (ms) from the first send until the delivery of a message that is postponed."""
+    ON_PENDING_STRICT = "__MQT_ON_PENDING_STRICT"
+    """Of this library. ``true``: a client does not send the message to brokers that do not decide in one step."""
+    PENDING_SINCE = "__MQT_PENDING_SINCE"
+    """Of this library. On a delayed message with a pending key: time (epoch ms) of the first send under this key."""
+    CANCELS = "__MQT_CANCELS"
+    """Of this library. On a half message: handles of pending messages that the commit cancels."""
 
     # retries
     RETRY_TOPIC = "RETRY_TOPIC"
@@ -177,6 +191,7 @@ BROKER_PROPERTIES = frozenset(
 
 INTERNAL_PROPERTIES = BROKER_PROPERTIES | {
     Property.TIMER_DEL_UNIQKEY,  # a delete marker: the timer of this id is never delivered
+    Property.PENDING_SINCE,  # the time from which a delay that is postponed counts
     Property.SEQUENCE,  # the number of a sequenced send: later messages up to it are dropped as repeats
     Property.FOLLOWED,  # on an op message: its transaction has ended if this message follows
     Property.TRANSACTION_CHECK_TIMES,  # transaction checks that were sent
@@ -203,9 +218,19 @@ ORIGIN_PROPERTIES = frozenset(
 copy to the retry topic itself (RocketMQ: ``DefaultMQPushConsumerImpl.sendMessageBack``), with these properties. In a
 message for any other topic they would give it a false origin."""
 
-SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(DELAY_PROPERTIES, ORIGIN_PROPERTIES)
-"""Properties that request a delay, or that clients may not set, at least not everywhere. Most messages have no
-such property."""
+PENDING_KEY_PROPERTIES = (
+    Property.PENDING_KEY,
+    Property.ON_PENDING,
+    Property.NO_LATER_THAN,
+    Property.ON_PENDING_STRICT,
+)
+"""Properties with which a send requests that at most one message is pending under a key."""
+
+SPECIAL_PROPERTIES = INTERNAL_PROPERTIES.union(
+    DELAY_PROPERTIES, ORIGIN_PROPERTIES, PENDING_KEY_PROPERTIES, {Property.CANCELS}
+)
+"""Properties that request a delay or a pending key, or that clients may not set, at least not everywhere. Most messages
+have no such property."""
 
 RESERVED_PROPERTIES = frozenset(value for name, value in vars(Property).items() if not name.startswith("_"))
 """Names that an application cannot use for its own properties: all names in `Property`."""

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import Enum
+from enum import Enum, StrEnum
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import Message, key_text, split_keys
+from mqtemplate.results import PendingDecision, PendingOutcome, SendResult
 
 __all__ = [
     "MOST_UNREAD",
     "ON_TIME_MS",
     "BrokerDelays",
+    "ConditionalSend",
     "IndexState",
     "LevelBacklog",
+    "OnPending",
     "PendingCounts",
+    "PendingDecision",
     "PendingMessage",
+    "PendingOutcome",
     "PendingPage",
     "PendingQuery",
+    "PendingState",
     "ScheduleChange",
     "ScheduleChangeStatus",
     "check_page_size",
@@ -51,12 +57,54 @@ class ScheduleChange:
         handles: After a reschedule: the handles of the rescheduled messages.
         broker: During a hand-over: name of the broker that had the messages, ``old:NAME`` for the old one; both names
             with a comma if both had some. None without a hand-over, and if no broker has the message.
+        sent: Results of the messages of ``then``, in their order. They are stored together with the change, or not at
+            all: empty if the call changed nothing.
     """
 
     status: ScheduleChangeStatus
     count: int = 0
     handles: tuple[str, ...] = ()
     broker: str | None = None
+    sent: tuple[SendResult, ...] = ()
+
+
+class PendingState(StrEnum):
+    """State of a delayed message, as a condition of a send and as its result."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    CANCELLED = "cancelled"
+    MOVED = "moved"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionalSend:
+    """Response to a send that depends on the state of a delayed message.
+
+    Attributes:
+        state: State of the delayed message when the broker decided.
+        sent: Results of the messages, in their order; empty if the condition did not hold.
+    """
+
+    state: PendingState
+    sent: tuple[SendResult, ...] = ()
+
+
+# --- one pending message by key -----------------------------------------------------------------------
+
+
+class OnPending(StrEnum):
+    """Rule for a send with a pending key if a message with this key is pending in the topic."""
+
+    REPLACE = "replace"
+    """Cancel the pending message and store the new one."""
+    KEEP = "keep"
+    """Store nothing. The result names the pending message."""
+    POSTPONE = "postpone"
+    """Give the pending message, with its body, the deliver time of the new one. The result names it."""
+    REFUSE = "refuse"
+    """Store nothing and raise `PendingKeyError`."""
 
 
 def total_change(changes: Sequence[ScheduleChange], order: Sequence[ScheduleChangeStatus]) -> ScheduleChange:
@@ -135,6 +183,7 @@ class PendingMessage:
         roll_count: Number of times that the timer was stored again before it is due.
         handle: Handle for `cancel` and `reschedule`.
         body_size: Bytes of the body as stored.
+        pending_key: At most one message of the topic is pending under this key; None if it was sent without one.
         broker: During a hand-over: name of the broker that has it, ``old:NAME`` for the old one; None otherwise.
     """
 
@@ -149,6 +198,7 @@ class PendingMessage:
     store_timestamp: int = 0
     body_size: int = 0
     handle: str
+    pending_key: str | None = None
     broker: str | None = None
 
     @property

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 
 from mqtemplate.message import Message, MessageExt, MessageQueue
 
 __all__ = [
+    "DiskSpace",
     "HalfMessage",
+    "PendingDecision",
+    "PendingOutcome",
     "PullResult",
     "PullStatus",
     "SendResult",
@@ -28,6 +31,34 @@ class SendStatus(Enum):
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
 
 
+class PendingDecision(StrEnum):
+    """Decision of the broker about a message that has a pending key."""
+
+    STORED = "stored"
+    """Nothing was pending under the key; the message is stored."""
+    REPLACED = "replaced"
+    KEPT = "kept"
+    POSTPONED = "postponed"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOutcome:
+    """Outcome of a send with a pending key.
+
+    Attributes:
+        decision: Of a batch: ``REPLACED`` if one of its messages replaced another; else ``POSTPONED``, ``KEPT`` or
+            ``STORED``, the first of these that one of its messages has.
+        replaced: Handles of messages that were pending and are cancelled.
+        already_delivered: True if the last message under the key was delivered to its topic before this send.
+        each: Of a batch: the outcomes of its messages, in their order; None for one without a pending key.
+    """
+
+    decision: PendingDecision
+    replaced: tuple[str, ...] = ()
+    already_delivered: bool = False
+    each: tuple[PendingOutcome | None, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """Response of the broker to a send.
@@ -43,6 +74,8 @@ class SendResult:
         handle: Handle of a delayed message for `cancel` and `reschedule`. Of a batch: joined by commas.
         region_id: Region that the broker of a cluster reports; None if it reports none.
         trace_on: False: the broker switches off the trace of this message.
+        pending: Outcome of a send with a pending key; None without one. If a message that was pending is kept or
+            postponed, all ids and the handle are of that message.
     """
 
     send_status: SendStatus
@@ -54,6 +87,12 @@ class SendResult:
     handle: str | None = None
     region_id: str | None = None
     trace_on: bool = True
+    pending: PendingOutcome | None = None
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Handles of the pending messages that this one replaced; empty without a pending key."""
+        return () if self.pending is None else self.pending.replaced
 
 
 class TransactionState(Enum):
@@ -130,3 +169,29 @@ class PullResult:
     min_offset: int
     max_offset: int
     messages: list[MessageExt]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """Space of the disk of a store directory, as ``df`` counts it.
+
+    Attributes:
+        used_bytes: All files of the file system, those of other programs too.
+        free_bytes: Space that this user can take.
+        store_bytes: Disk space of the commit log and the consume queues.
+        limit_free_bytes: Free space below which unread messages are deleted or new messages refused.
+        full_in_ms: Time until then at the rate of the last minutes; None if the disk does not fill.
+        is_roomy: True while 16 more commit log files fit: a nearly full disk of a terabyte has space for months.
+    """
+
+    used_bytes: int
+    free_bytes: int
+    store_bytes: int
+    limit_free_bytes: int
+    full_in_ms: int | None
+    is_roomy: bool
+
+    @property
+    def used_ratio(self) -> float:
+        """Used part, 0 to 1."""
+        return self.used_bytes / max(self.used_bytes + self.free_bytes, 1)

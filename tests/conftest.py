@@ -12,15 +12,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
-# A property that holds slowly on a busy machine holds all the same.
-settings.register_profile("mqtemplate", deadline=None)
+# A property that holds slowly on a busy machine holds all the same. So does one whose examples are drawn slowly.
+settings.register_profile("mqtemplate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("mqtemplate")
 
 

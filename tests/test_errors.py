@@ -40,6 +40,11 @@ _ARGUMENTS: dict[str, object] = {
     # parameter of a constructor -> a value
     "message": "a text",
     "next_offset": 7,
+    "key": "cart-17",
+    "topic": "reminders",
+    "handle": "djEg",
+    "msg_id": "7F0000010001",
+    "deliver_ms": 1_700_000_000_000,
     "was_sent": True,
     "path": "/data/commitlog/0",
     "physical_offset": 11,

@@ -25,11 +25,11 @@ from mqtemplate.converter import JsonMessageConverter, MessageConverter
 from mqtemplate.errors import ConfigurationError
 from mqtemplate.listener.declaration.attributes import ListenerSpec
 from mqtemplate.listener.declaration.decorator import SPARK_LISTENER_ATTRIBUTE, listener_specs
-from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, Send
+from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec
 from mqtemplate.listener.handler.plan import Endpoint, HandlerPlan, TagRoutedPlan
 from mqtemplate.scheduling.schedules import Schedules
 from mqtemplate.selectors.tags import TagSelector
-from mqtemplate.template.options import parse_destination
+from mqtemplate.template.options import Send, parse_destination
 from mqtemplate.topics import DLQ_TOPIC_PREFIX
 
 _NO_REPLY = (NoneType, None, ConsumeStatus, Send, Any)

@@ -21,7 +21,6 @@ from mqtemplate.broker.broker import (
     Capability,
     CopyFollower,
     CopyHealth,
-    DiskSpace,
     RetentionHold,
     StoreHealth,
     TopicMessageType,
@@ -38,13 +37,16 @@ from mqtemplate.broker.parts import (
     MessageReader,
     MessageSends,
     PopConsumers,
+    QueuedMessage,
     QueueLock,
     ReceivedMessage,
     Registration,
     ReleaseCauses,
     Requests,
     Transactions,
+    refuse_then,
 )
+from mqtemplate.results import DiskSpace
 
 __all__ = [
     "MAX_IN_FLIGHT_SHOWN",
@@ -74,6 +76,7 @@ __all__ = [
     "QueueLock",
     "QueueProgress",
     "QueueSpan",
+    "QueuedMessage",
     "ReceivedMessage",
     "Registration",
     "ReleaseCauses",
@@ -85,5 +88,6 @@ __all__ = [
     "TopicMessageType",
     "TopicSettings",
     "Transactions",
+    "refuse_then",
     "unknown_name",
 ]

@@ -31,6 +31,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
+from mqtemplate.results import DiskSpace
 from mqtemplate.services import Service
 from mqtemplate.topics import SCHEDULE_TOPIC
 
@@ -49,6 +50,8 @@ class Capability(Enum):
     TIMER_CHANGE = "changes of messages with a timer"
     RECALL = "cancel messages with a timer, by handle only"
     PENDING = "queries for pending messages"
+    PENDING_KEYS = "at most one pending message for a key, and changes together with sends"
+    PENDING_KEY_STEPS = "one pending message for a key in two steps: look up, then send and cancel"
     QUERY = "find messages by id and key"
     LOCAL_FILES = "store files in a directory of this machine"
     TRANSACTION = "transactions"
@@ -73,32 +76,6 @@ class TopicMessageType(Enum):
     TRANSACTION = "TRANSACTION"
     PRIORITY = "PRIORITY"
     MIXED = "MIXED"
-
-
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
-    """Space of the disk of a store directory, as ``df`` counts it.
-
-    Attributes:
-        used_bytes: All files of the file system, those of other programs too.
-        free_bytes: Space that this user can take.
-        store_bytes: Disk space of the commit log and the consume queues.
-        limit_free_bytes: Free space below which unread messages are deleted or new messages refused.
-        full_in_ms: Time until then at the rate of the last minutes; None if the disk does not fill.
-        is_roomy: True while 16 more commit log files fit: a nearly full disk of a terabyte has space for months.
-    """
-
-    used_bytes: int
-    free_bytes: int
-    store_bytes: int
-    limit_free_bytes: int
-    full_in_ms: int | None
-    is_roomy: bool
-
-    @property
-    def used_ratio(self) -> float:
-        """Used part, 0 to 1."""
-        return self.used_bytes / max(self.used_bytes + self.free_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from mqtemplate.errors import MQTemplateError
+from mqtemplate.errors import MQTemplateError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import Message, MessageExt, MessageQueue, SendSequence
-from mqtemplate.pending import BrokerDelays, IndexState, PendingCounts, PendingPage, PendingQuery, ScheduleChange
+from mqtemplate.pending import (
+    BrokerDelays,
+    ConditionalSend,
+    IndexState,
+    PendingCounts,
+    PendingPage,
+    PendingQuery,
+    PendingState,
+    ScheduleChange,
+)
 from mqtemplate.results import HalfMessage, PullResult, SendResult, SequencedResult, TransactionState
 from mqtemplate.selectors.tags import Selector
 
@@ -21,6 +30,10 @@ if TYPE_CHECKING:
 
 CheckTransaction: TypeAlias = Callable[[MessageExt], TransactionState]
 """Function that returns the state of the local transaction of a half message. An exception counts as ``UNKNOWN``."""
+
+
+QueuedMessage: TypeAlias = tuple[Message, MessageQueue | None]
+"""A message that is stored together with a change, and its queue; None lets the queues of the topic take turns."""
 
 
 class MessageModel(Enum):
@@ -206,7 +219,8 @@ class MessageSends(Protocol):
         """Store a message; deliver it later if its properties request a delay. *message* is not changed.
 
         ``DELAY`` requests a level. ``TIMER_DELAY_SEC``, ``TIMER_DELAY_MS``, ``TIMER_DELIVER_MS`` and
-        ``__STARTDELIVERTIME`` request a time.
+        ``__STARTDELIVERTIME`` request a time. With a delay, `PENDING_KEY_PROPERTIES` request that at most one message
+        of the topic is pending under a key; all sending methods do that, and a half message when it is committed.
 
         Args:
             queue: None lets the queues of the topic take turns.
@@ -215,6 +229,8 @@ class MessageSends(Protocol):
             MessageError: The message is too large, or its delay is not supported.
             SendTimeoutError: The broker did not respond in time.
             SendError: The message was not stored, for example because the disk is full.
+            PendingKeyError: A message is pending under the pending key, and the send does not replace it.
+            UnsupportedError: There is a pending key, and the broker does not have `Capability.PENDING_KEYS`.
         """
 
     def send_batch(
@@ -552,6 +568,19 @@ class PopConsumers(Protocol):
         """
 
 
+def refuse_then(then: Sequence[QueuedMessage], broker: str) -> None:
+    """Refuse messages that are to be stored together with a change.
+
+    Raises:
+        UnsupportedError: There are some. *broker* is the kind of broker that does not support it.
+    """
+    if then:
+        raise UnsupportedError(
+            f"{broker} does not store messages together with a cancel or a reschedule; call without then=, and send "
+            "them if the result has a count above 0. An embedded broker and a server of this library do both at once"
+        )
+
+
 class ReleaseCauses(Protocol):
     """Why messages were released late."""
 
@@ -567,27 +596,69 @@ class DelayedMessages(Protocol):
         """Why messages were released late; None if another process releases them."""
         return None
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
         """Cancel a pending message. A message that is reported as cancelled is never delivered.
 
         Args:
             handle: `SendResult.handle` of one message or of a batch; a recall handle of RocketMQ works too.
             key: Instead of a handle: a key or a message id. All pending messages that have it are cancelled.
             topic: With *key*: only messages for this topic.
+            then: Messages that are stored together with the change: all of it or nothing. They may have a delay, but no
+                pending key. If nothing is pending any more, they are not stored.
 
         Raises:
-            MessageError: Neither or both of *handle* and *key* are given, or the handle is invalid.
-            UnsupportedError: This broker does not support it.
+            MessageError: Neither or both of *handle* and *key* are given, the handle is invalid, or a message of *then*
+                cannot be sent.
+            SendError: Nothing was changed or stored, for example because the disk is full.
+            UnsupportedError: This broker does not support it; *then* needs `Capability.PENDING_KEYS`.
         """
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
         """Change the deliver time of a pending message; a time in the past means now. Other arguments as in `cancel`.
 
         Raises:
             DelayError: The delay is longer than the broker supports.
         """
+
+    def send_if(
+        self,
+        messages: Sequence[QueuedMessage],
+        state: PendingState,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+    ) -> ConditionalSend:
+        """Store messages, all or none, if a delayed message is in a state; nothing can change it in between.
+
+        Other arguments and errors as in `cancel`.
+
+        Args:
+            messages: They may have a delay, but no pending key.
+            state: ``PENDING`` or ``DELIVERED``. Of several messages with *key*, one that is pending decides.
+
+        Raises:
+            UnsupportedError: The broker does not have `Capability.PENDING_KEYS`.
+        """
+        raise UnsupportedError(
+            f"{type(self).__name__} does not send under the condition that a message is pending or delivered; "
+            "an embedded broker and a server of this library do"
+        )
 
     def pending(
         self,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from mqtemplate.broker import Broker
+from mqtemplate.broker.broker import Broker
 from mqtemplate.calls.steps import chained
 from mqtemplate.clock import Clock
 from mqtemplate.message import Message, MessageQueue

@@ -1,4 +1,4 @@
-"""Cancelling and rescheduling pending messages, also those whose due times a wrong clock set.
+"""Cancelling and rescheduling pending messages.
 
 A delayed message is replaced by exactly one record, which names it in ``prepared_transaction_offset``. A release
 replaces it by its copy in the real topic, a cancel by a delete marker, a reschedule by a copy with another time, and a
@@ -8,13 +8,9 @@ first, and the others find that the message is gone.
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,158 +18,29 @@ import numpy as np
 from mqtemplate.delay.copies import copy_of
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
+from mqtemplate.delay.pending_keys import ChangedTogether, PendingKeys, PendingRecord, put_together
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
-from mqtemplate.errors import CorruptRecordError, StoreError, StoreFullError
-from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.errors import StoreError
+from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import DELAY_PROPERTIES, Property
-from mqtemplate.numbers import parse_number
-from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
+from mqtemplate.pending import PendingState, ScheduleChange, ScheduleChangeStatus
+from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
 from mqtemplate.record.properties import (
     REAL_TOPIC,
-    TIMER_DELAY_MS,
-    TIMER_DELAY_SEC,
     TIMER_DELIVER_MS,
     TIMER_OUT_MS,
     decode_properties,
     encode_properties,
     find_property,
 )
-from mqtemplate.services import ClockWatch
-from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import HAND_OVER_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
 
 _log = get_logger("mqtemplate.delay")
-
-_RETRY_MS = 1_000  # when the disk was full
-_PIECE = 256
-"""Messages that one step examines or releases: some milliseconds in which none is released on time."""
-_RELATIVE_MS = 10_000
-"""A timer counts from its store time if it is due its delay after it; the append may have waited for this long."""
-
-ReleaseNow = Callable[[Sequence[StoredRecord]], object]
-
-
-class ClockCorrection:
-    """Service that releases messages whose due time a clock set that was ahead.
-
-    Such a message has a level, or a timer that counts from the send, and a store time that is in the future now. When
-    it was stored is unknown, but that was before the next record that has a time of the past, and before now. So its
-    delay counts from there: it is never early, and late by less than its delay. A deliver time that the producer gave
-    is kept. RocketMQ releases such a level at once. Source: ``ScheduleMessageService.correctDeliverTimestamp``.
-
-    - The messages are searched when the service starts, and when the clock was set. Nothing is read before.
-    - The times are in memory only. After a restart they are computed again from the commit log.
-
-    Args:
-        delay_stores: The two delay services.
-        release_now: Releases the records that are still pending.
-    """
-
-    name = "delay.clock"
-
-    def __init__(self, store: MessageStore, delay_stores: Iterable[DelayStore], release_now: ReleaseNow) -> None:
-        self._store = store
-        self._delay_stores = list(delay_stores)
-        self._release_now = release_now
-        self._watch = ClockWatch(store.clock)
-        self._stalled_log = LimitedLog(_log, store.clock.steady_ms, burst=1)  # a full disk refuses each step
-        self._is_started = False
-        self._unread: deque[tuple[DelayStore, ConsumeQueue, range]] = deque()
-        self._due: list[tuple[int, int]] = []  # heap: corrected due time, physical offset
-
-    def on_wake(self, wake: Callable[[], None]) -> None:
-        """Ignore *wake*: the thread that releases delayed messages steps this service with them."""
-
-    def step(self) -> int | None:
-        now_ms = self._store.clock.now_ms()
-        if self._watch.moved_ms() or not self._is_started:
-            self._is_started = True
-            self._search(now_ms)
-        self._read_piece(now_ms)
-        try:
-            self._release_due(now_ms)
-        except StoreFullError as exc:
-            self._stalled_log.warning("release.stalled", service=self.name, reason=str(exc))
-            return now_ms + _RETRY_MS
-        if self._unread:
-            return now_ms
-        return self._due[0][0] if self._due else None
-
-    def _search(self, now_ms: int) -> None:
-        """Find the parts of the queues whose records are in the future."""
-        self._due.clear()
-        self._unread.clear()
-        steps = self._store.clock_steps
-        if max([self._store.last_store_timestamp, *(step.before_ms for step in steps)]) <= now_ms:
-            return
-        for delay_store in self._delay_stores:
-            for queue_id in self._store.queue_ids(delay_store.source_topic):
-                queue = self._store.consume_queue(delay_store.source_topic, queue_id)
-                offsets = range(queue.min_offset, queue.max_offset)
-                for span in steps.spans(offsets, partial(queue.first_at, "physical_offset")):
-                    start = span.start + bisect_right(span, now_ms, key=partial(self._time_at, queue))
-                    if start < span.stop:
-                        self._unread.append((delay_store, queue, range(start, span.stop)))
-        if self._unread:
-            count = sum(len(part) for _, _, part in self._unread)
-            _log.warning("delay.clock_was_ahead", messages=count, reason="their store times are in the future")
-
-    def _time_at(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        record = self._record_at(queue, queue_offset)
-        return 0 if record is None else record.store_timestamp
-
-    def _record_at(self, queue: ConsumeQueue, queue_offset: int) -> StoredRecord | None:
-        """Return a record; None for one that is unreadable, or whose unit is marked as done."""
-        for physical_offset, _, _ in queue.unit_tuples(queue_offset, 1):
-            try:
-                return self._store.read_at(physical_offset)
-            except CorruptRecordError:  # its release reports it
-                return None
-        return None
-
-    def _read_piece(self, now_ms: int) -> None:
-        if not self._unread:
-            return
-        delay_store, queue, part = self._unread.popleft()
-        if len(part) > _PIECE:
-            self._unread.appendleft((delay_store, queue, part[_PIECE:]))
-        records = [self._record_at(queue, queue_offset) for queue_offset in part[:_PIECE]]
-        with delay_store.lock:
-            delay_store.catch_up()
-            for record in records:
-                entry = None if record is None else delay_store.find(record)
-                if record is None or entry is None:
-                    continue
-                delay_ms = _delay_ms(record, entry.due_ms)
-                stored_ms = self._store.clock_steps.latest_ms(record.physical_offset, now_ms)
-                if delay_ms is not None and stored_ms + delay_ms < entry.due_ms:
-                    heapq.heappush(self._due, (stored_ms + delay_ms, record.physical_offset))
-
-    def _release_due(self, now_ms: int) -> None:
-        if not self._due or self._due[0][0] > now_ms:
-            return
-        due = [each for each in heapq.nsmallest(_PIECE, self._due) if each[0] <= now_ms]
-        records = [self._store.read_at(physical_offset) for _, physical_offset in due]
-        self._release_now([record for record in records if record is not None])
-        for _ in due:  # after the release: it may fail
-            heapq.heappop(self._due)
-
-
-def _delay_ms(record: StoredRecord, due_ms: int) -> int | None:
-    """Return the delay of a message; None if it is a timer for a time that the producer gave."""
-    if record.topic == SCHEDULE_TOPIC:
-        return max(due_ms - record.store_timestamp, 0)
-    for name, unit_ms in ((TIMER_DELAY_SEC, 1_000), (TIMER_DELAY_MS, 1)):
-        delay = parse_number(find_property(record.properties_bytes, name) or "")
-        if delay is not None and abs(record.store_timestamp + delay * unit_ms - due_ms) <= _RELATIVE_MS:
-            return delay * unit_ms
-    return None
-
 
 _RECALL_TAG = "_RECALL_TAG_"
 """Tag of a delete marker. Source: ``RecallMessageProcessor``."""
@@ -187,6 +54,12 @@ _NO_KEY = "-"
 _COPIED_AT_ONCE = 100  # messages copied forward under one lock: some milliseconds in which none is released
 _MARKER_BYTES = 1_024  # more bytes of a copy and its marker than twice their record
 _DELAYED_TOPICS = (TIMER_TOPIC, SCHEDULE_TOPIC)
+_STATES = {
+    ScheduleChangeStatus.ALREADY_DELIVERED: PendingState.DELIVERED,
+    ScheduleChangeStatus.CANCELLED: PendingState.CANCELLED,
+    ScheduleChangeStatus.MOVED: PendingState.MOVED,
+    ScheduleChangeStatus.UNKNOWN: PendingState.UNKNOWN,
+}
 
 
 class _Change(NamedTuple):
@@ -230,7 +103,7 @@ class DelayController:
         delay_stores: The two delay services.
 
     Attributes:
-        clock_correction: Service that releases messages which a clock that was ahead would keep.
+        pending_keys: Stores messages with pending keys.
     """
 
     def __init__(
@@ -243,7 +116,7 @@ class DelayController:
         self._broker_name = broker_name
         self._cancelled = store.metrics.counter("delay.cancelled")
         self._rescheduled = store.metrics.counter("delay.rescheduled")
-        self.clock_correction = ClockCorrection(store, delay_stores, self._release_now)
+        self.pending_keys = PendingKeys(store, self._delay_stores, self, broker_name)
 
     # --- by handle or key ----------------------------------------------------------------------
 
@@ -277,6 +150,76 @@ class DelayController:
         handles = tuple(handle for result in done for handle in result.handles)
         status = done[0].status if done else results[0].status
         return ScheduleChange(status, sum(result.count for result in done), handles)
+
+    # --- together with sends -------------------------------------------------------------------
+
+    def change_together(
+        self,
+        handle: str | None,
+        key: str | None,
+        topic: str | None,
+        namespace: str | None,
+        then: Sequence[RecordDraft],
+        deliver_ms: int | None,
+    ) -> ChangedTogether:
+        """Cancel pending messages, or reschedule them, and store *then* in the same append; it is not durable yet."""
+        status = ScheduleChangeStatus.CANCELLED if deliver_ms is None else ScheduleChangeStatus.RESCHEDULED
+        if deliver_ms is not None:
+            divert_to_timer({}, "any", 0, self._store.clock.now_ms(), deliver_ms, self._limits)
+        with self.pending_keys.locked():
+            final, pending = self._state(handle, key, topic, namespace)
+            if not pending:
+                return ChangedTogether(ScheduleChange(final))
+            change = _Change(status, deliver_ms)
+            replacing = [self._drafts(*each, change) for each in pending]
+            copies = [draft for drafts in replacing for draft in drafts[:-1]]
+            records = [*then, *copies, *(drafts[-1] for drafts in replacing)]
+            puts = put_together(self._store, records, though_full=deliver_ms is None and not then)
+            self.pending_keys.remove(each.record for each in pending)
+        (self._cancelled if deliver_ms is None else self._rescheduled).add(len(pending))
+        handles = [
+            self._handle(copy, deliver_ms, puts[len(then) + number].physical_offset)
+            for number, copy in enumerate(copies)
+            if deliver_ms is not None and copy.topic == TIMER_TOPIC
+        ]
+        result = ScheduleChange(status, len(pending), tuple(handles))
+        return ChangedTogether(result, puts, frozenset(draft.topic for draft in records))
+
+    def put_if(
+        self,
+        drafts: Sequence[RecordDraft],
+        state: PendingState,
+        handle: str | None,
+        key: str | None,
+        topic: str | None,
+        namespace: str | None,
+    ) -> tuple[PendingState, PutBatch | None]:
+        """Store records if a delayed message is in a state; they are not durable yet.
+
+        Returns:
+            Its state, and the positions of the records; None if they were not stored.
+        """
+        with self.pending_keys.locked():
+            final, pending = self._state(handle, key, topic, namespace)
+            found = PendingState.PENDING if pending else _STATES[final]
+            puts = put_together(self._store, drafts) if found is state else None
+        return found, puts
+
+    def _state(
+        self, handle: str | None, key: str | None, topic: str | None, namespace: str | None
+    ) -> tuple[ScheduleChangeStatus, list[PendingRecord]]:
+        """With the locks: return the pending messages that a call names, and the status if there are none."""
+        key = check_selection(handle, key)
+        if key is not None:
+            meant = [_NamedMessage(key, topic, namespace)]
+        else:
+            named_handles = [decode_handle(part) for part in (handle or "").split(",")]
+            meant = [_NamedMessage(each.msg_id, each.topic) for each in named_handles]
+        named = [self._named(each) for each in meant]
+        records = [record for part in named for record in part if not is_marker(record)]
+        pending = self.pending_keys.pending_of(records)
+        status = ScheduleChangeStatus.UNKNOWN if pending else self._final_status(named[0], meant[0])
+        return status, pending
 
     def _change_by_handle(self, handle: RecallHandle, change: _Change) -> ScheduleChange:
         first = self._lookup.at(handle.physical_offset) if handle.physical_offset >= 0 else None
@@ -328,7 +271,8 @@ class DelayController:
     def _is_stored(self, topic: str, key: str) -> bool:
         return any(has_key(record, key) for record in self._lookup.by_key(topic, key))
 
-    def _release_now(self, records: Sequence[StoredRecord]) -> None:
+    def release_now(self, records: Sequence[StoredRecord]) -> None:
+        """Release those of *records* that are still pending."""
         now_ms = self._store.clock.now_ms()
         self._apply(records, _Change(ScheduleChangeStatus.RESCHEDULED, now_ms))
 
@@ -367,6 +311,14 @@ class DelayController:
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:
         topic = find_property(draft.properties, REAL_TOPIC) or ""
         return handle_of(topic, self._broker_name, draft.properties, due_ms, physical_offset)
+
+    def cancelled(self, pending: PendingRecord) -> list[RecordDraft]:
+        """See `Replacements`."""
+        return self._drafts(*pending, _Change(ScheduleChangeStatus.CANCELLED, None))
+
+    def rescheduled(self, pending: PendingRecord, deliver_ms: int) -> list[RecordDraft]:
+        """See `Replacements`."""
+        return self._drafts(*pending, _Change(ScheduleChangeStatus.RESCHEDULED, deliver_ms))
 
     def _drafts(self, record: StoredRecord, entry: PendingEntry, change: _Change) -> list[RecordDraft]:
         """Return the records that replace a pending one."""

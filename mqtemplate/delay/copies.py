@@ -41,7 +41,7 @@ LEVEL_DELAY_PAIR, _DELIVER_PAIR, _REAL_TOPIC_PAIR, _REAL_QID_PAIR = (
 """Start of a property that is not the first one."""
 _DELIVER_FORMAT = property_format(TIMER_DELIVER_MS)
 _TIMER_FORMAT = property_format(TIMER_ENQUEUE_MS) + property_format(TIMER_DEQUEUE_MS)
-_KEPT_FLAGS = ~SysFlag.TRANSACTION_MASK
+_KEPT_FLAGS = ~(SysFlag.TRANSACTION_MASK | SysFlag.CONTINUED)
 _MAX_TAIL_BYTES = 200  # a longer tail of properties is unlikely to occur again, so it is not cached
 _MAX_QUEUE_ID = 0x7FFF_FFFF
 

@@ -13,7 +13,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mqtemplate.delay.causes import LatenessCauses, observe_all
 from mqtemplate.delay.copies import (
     LEVEL_DELAY_PAIR,
     PoisonError,
@@ -22,7 +21,7 @@ from mqtemplate.delay.copies import (
     released_draft,
     rolled_draft,
 )
-from mqtemplate.delay.pending_rows import DueRecord, PendingEntry, PendingPiece
+from mqtemplate.delay.pending_rows import DueRecord, LatenessCauses, PendingEntry, PendingPiece, observe_all
 from mqtemplate.errors import CorruptRecordError, MessageError, StoreFullError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import split_keys
@@ -406,6 +405,11 @@ class DelayStore(ABC):
     @abstractmethod
     def find(self, record: StoredRecord) -> PendingEntry | None:
         """With the lock, after `catch_up`: return the entry of a record of the source topic; None if not pending."""
+
+    def find_now(self, record: StoredRecord) -> PendingEntry | None:
+        """With the lock: do the same, without reading all messages first if that is not needed."""
+        self.catch_up()
+        return self.find(record)
 
     @abstractmethod
     def remove(self, record: StoredRecord) -> None:

@@ -132,6 +132,7 @@ class PendingView:
             store_timestamp=record.store_timestamp,
             body_size=len(record.body),
             handle=handle_of(topic, self._broker_name, raw, position.due_ms, position.physical_offset),
+            pending_key=properties.get(Property.PENDING_KEY),
         )
 
     # --- counts --------------------------------------------------------------------------------

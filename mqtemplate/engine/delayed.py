@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.delay.causes import LatenessCauses
+from mqtemplate.broker import QueuedMessage
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
-from mqtemplate.delay.recall_handle import decode_handle
-from mqtemplate.delay.schedule_message_service import ScheduleMessageService
+from mqtemplate.delay.pending_rows import LatenessCauses
+from mqtemplate.delay.recall_handle import decode_handle, new_handle
+from mqtemplate.delay.schedule_message_service import ClockCorrection, ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
+from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.errors import ConfigurationError, MessageError, StoreFormatError
+from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.errors import ConfigurationError, MessageError, SendError, StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
+from mqtemplate.message import MessageQueue, offset_msg_id
+from mqtemplate.pending import (
+    ConditionalSend,
+    PendingCounts,
+    PendingPage,
+    PendingQuery,
+    PendingState,
+    ScheduleChange,
+    ScheduleChangeStatus,
+)
+from mqtemplate.record.appends import PutBatch
+from mqtemplate.record.codec import RecordDraft
+from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.services import Service
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.files.store_files import StoreFiles
@@ -98,6 +115,14 @@ class NotRecallableError(MessageError):
     """A message cannot be recalled: the handle is for another broker or topic, or the message was delivered already."""
 
 
+class _QueuedDraft(NamedTuple):
+    """The record of a message that is stored together with a change."""
+
+    draft: RecordDraft
+    msg_id: str
+    queue: MessageQueue
+
+
 class LocalDelayedMessages:
     """The delayed messages of one broker: those with a level, and timers.
 
@@ -116,8 +141,11 @@ class LocalDelayedMessages:
         settings: EmbeddedSettings,
         topic_names: Callable[[], Sequence[str]],
         lifecycle: EngineLifecycle,
+        routes: TopicRoutes,
+        drafts: DraftMaker,
     ) -> None:
         self._lifecycle = lifecycle
+        self._store, self._routes, self._drafts, self._host = store, routes, drafts, settings.listen_host
         self._broker_name = settings.broker_name
         limits = settings.timer_limits()
         self.release_causes = causes = LatenessCauses(store.metrics)
@@ -135,6 +163,7 @@ class LocalDelayedMessages:
         self.followers: list[LogFollower] = [self._schedule, self.timers]
         delay_stores: list[DelayStore] = [self._schedule, self.timers]
         self.control = DelayController(store, delay_stores, limits, settings.broker_name)
+        self._clock_correction = ClockCorrection(store, delay_stores, self.control.release_now)
         self._pending = PendingView(store, delay_stores, topic_names, settings.broker_name)
         store.cleaning.on_cleaned.append(self.timers.delete_before)
 
@@ -147,7 +176,7 @@ class LocalDelayedMessages:
 
     def services(self) -> list[Service]:
         """Return the services that release messages."""
-        return [self._schedule, self.timers, self.control.clock_correction]
+        return [self._schedule, self.timers, self._clock_correction]
 
     # --- changes and queries -------------------------------------------------------------------
 
@@ -166,6 +195,7 @@ class LocalDelayedMessages:
         *,
         key: str | None = None,
         topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
         namespace: str | None = None,
     ) -> ScheduleChange:
         """See `DelayedMessages.cancel`.
@@ -174,6 +204,8 @@ class LocalDelayedMessages:
             namespace: With *key*: only messages for topics of this namespace of remote clients.
         """
         self._lifecycle.check()
+        if then:
+            return self._change_together(handle, key, topic, namespace, then, None)
         return self.control.cancel(handle, key, topic, namespace)
 
     def reschedule(
@@ -183,11 +215,90 @@ class LocalDelayedMessages:
         *,
         key: str | None = None,
         topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
         namespace: str | None = None,
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; *namespace* as in `cancel`."""
         self._lifecycle.check()
+        if then:
+            return self._change_together(handle, key, topic, namespace, then, deliver_ms)
         return self.control.reschedule(handle, deliver_ms, key, topic, namespace)
+
+    def _change_together(
+        self,
+        handle: str | None,
+        key: str | None,
+        topic: str | None,
+        namespace: str | None,
+        then: Sequence[QueuedMessage],
+        deliver_ms: int | None,
+    ) -> ScheduleChange:
+        made = self._made(then)
+        drafts = [each.draft for each in made]
+        try:
+            change, puts, topics = self.control.change_together(handle, key, topic, namespace, drafts, deliver_ms)
+        except StoreError as exc:
+            raise SendError(f"nothing was changed or stored: {exc}") from exc
+        return change if puts is None else replace(change, sent=self._results(made, puts, topics))
+
+    def send_if(
+        self,
+        messages: Sequence[QueuedMessage],
+        state: PendingState,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        namespace: str | None = None,
+    ) -> ConditionalSend:
+        """See `DelayedMessages.send_if`; *namespace* as in `cancel`."""
+        self._lifecycle.check()
+        made = self._made(messages)
+        drafts = [each.draft for each in made]
+        try:
+            found, puts = self.control.put_if(drafts, state, handle, key, topic, namespace)
+        except StoreError as exc:
+            raise SendError(f"not stored: {exc}") from exc
+        topics = {draft.topic for draft in drafts}
+        return ConditionalSend(found, () if puts is None else self._results(made, puts, topics))
+
+    def _made(self, messages: Sequence[QueuedMessage]) -> list[_QueuedDraft]:
+        """Return the records of messages that are stored together with a change."""
+        made = []
+        for message, queue in messages:
+            target = self._routes.select(message.topic, queue)
+            draft, msg_id = self._drafts.make(message, target.queue_id, self._store.clock.now_ms())
+            if draft.pending is not None:
+                raise MessageError(
+                    f"the message for {message.topic!r} has the pending key {draft.pending.key!r}; a message that is "
+                    "stored together with a change cannot have one, remove it"
+                )
+            if draft.topic != message.topic:
+                self._store.prepare(message.topic, target.queue_id)
+            made.append(_QueuedDraft(draft, msg_id, target))
+        return made
+
+    def _results(self, made: Sequence[_QueuedDraft], puts: PutBatch, topics: Collection[str]) -> tuple[SendResult, ...]:
+        """Wait until an append is durable, and return the results of its first records.
+
+        Raises:
+            SendError: The flush failed: all of it is stored, and may be lost with the power.
+        """
+        try:
+            is_safe = self._store.confirm(puts.end, topics)
+        except StoreError as exc:
+            raise SendError(f"changed and stored, but not durable: {exc}") from exc
+        return tuple(
+            SendResult(
+                SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT,
+                msg_id,
+                offset_msg_id(self._host, put.physical_offset),
+                target,
+                put.queue_offset,
+                handle=new_handle(target.topic, self._broker_name, draft, put),
+            )
+            for (draft, msg_id, target), put in zip(made, puts, strict=False)
+        )
 
     def recall(self, topic: str, handle_text: str) -> str:
         """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.

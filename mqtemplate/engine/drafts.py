@@ -7,13 +7,16 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from mqtemplate.delay.divert import TimerLimits, divert, strip_broker_properties
+from mqtemplate.delay.divert import TimerLimits, divert, divert_to_timer, strip_broker_properties
+from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL, SentBack
 from mqtemplate.engine.half_messages import committed_properties, copy_half, half_properties
 from mqtemplate.errors import MessageError, UnsupportedError
 from mqtemplate.hashes import tags_code
 from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    PENDING_KEY_PROPERTIES,
     SPECIAL_PROPERTIES,
     HostAddress,
     Message,
@@ -22,7 +25,9 @@ from mqtemplate.message import (
     copy_properties,
     create_unique_id,
 )
-from mqtemplate.record.codec import EncodedMessage, RecordDraft, StoredRecord, pack_host
+from mqtemplate.numbers import parse_number
+from mqtemplate.pending import OnPending
+from mqtemplate.record.codec import EncodedMessage, PendingRequest, RecordDraft, StoredRecord, pack_host
 from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import (
@@ -35,7 +40,7 @@ from mqtemplate.record.properties import (
 )
 from mqtemplate.record.properties_template import PropertiesTemplate
 from mqtemplate.record.record_arrays import UniformBatch
-from mqtemplate.topics import HALF_TOPIC
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, HALF_TOPIC, RETRY_TOPIC_PREFIX
 
 _Encoded = tuple[bytes, int, str | None, bool]
 """Encoded properties (without a message id: up to the place of one), tags code, the message id or None, and True if one
@@ -105,11 +110,17 @@ class DraftMaker:
         if unique_id is None:
             unique_id = create_unique_id()
             encoded = encoded + unique_id.encode() + PROPERTY_SEPARATOR
-        topic, delay_ms = message.topic, -1
+        topic, delay_ms, pending = message.topic, -1, None
         if is_special:
             with_id = {**client_properties(properties, topic), Property.UNIQ_KEY: unique_id}
-            topic, queue_id, encoded, delay_ms = self._apply_delay(with_id, topic, queue_id, now_ms, self._levels)
-        draft = RecordDraft(topic, queue_id, body, encoded, code, message.flag, delay_ms=delay_ms)
+            with_id.pop(Property.CANCELS, None)  # only a commit cancels
+            if Property.PENDING_KEY in with_id:
+                since = properties.get(Property.PENDING_SINCE)
+                pending, with_id = _read_pending_key(with_id, topic, now_ms, since)
+            topic, queue_id, encoded, delay_ms = self._apply_delay(
+                with_id, topic, queue_id, now_ms, self._levels, pending
+            )
+        draft = RecordDraft(topic, queue_id, body, encoded, code, message.flag, delay_ms=delay_ms, pending=pending)
         if origin is None:
             draft.born_timestamp, draft.born_host = now_ms, self._born_host
         else:
@@ -235,7 +246,8 @@ class DraftMaker:
         """Return the half message for a message in a transaction of *group*, and its message id.
 
         Raises:
-            MessageError: The message is too large, or there is no producer group.
+            MessageError: The message is too large, there is no producer group, or what the commit shall cancel is not
+                a handle, or is given together with a pending key.
             DelayError: The delay could not be applied if the transaction were committed now.
         """
         if not group:
@@ -244,9 +256,17 @@ class DraftMaker:
                 "the broker needs it for transaction checks"
             )
         draft, unique_id = self.make(message, queue_id, now_ms, origin)
+        if (cancels := message.properties.get(Property.CANCELS)) is not None:
+            for handle in cancels.split(","):
+                decode_handle(handle)
+            if draft.pending is not None:
+                raise MessageError(
+                    f"a message in a transaction has cancels= and the pending key {draft.pending.key!r}, and only one "
+                    "of them can decide what the commit replaces; leave one out"
+                )
         properties = half_properties(client_properties(message.properties, message.topic), unique_id, group)
         properties |= {Property.REAL_TOPIC: message.topic, Property.REAL_QID: str(queue_id)}
-        draft.topic, draft.queue_id, draft.delay_ms = HALF_TOPIC, 0, -1
+        draft.topic, draft.queue_id, draft.delay_ms, draft.pending = HALF_TOPIC, 0, -1, None  # the commit decides
         draft.properties = encode_properties(properties)
         if len(draft.properties) > MAX_PROPERTIES_BYTES - _ROOM_FOR_CHECKS:
             raise MessageError(
@@ -266,17 +286,71 @@ class DraftMaker:
         topic, queue_id = stored[Property.REAL_TOPIC], int(stored[Property.REAL_QID])
         # The half message was accepted by another table, perhaps: it must not be stranded by its level.
         levels = replace(self._levels, is_clamping=True)
-        topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms, levels)
+        properties.pop(Property.CANCELS, None)
+        pending, properties = _read_pending_key(properties, topic, now_ms)
+        topic, queue_id, encoded, delay_ms = self._apply_delay(properties, topic, queue_id, now_ms, levels, pending)
         draft = copy_half(half, topic, queue_id, encoded, SysFlag.TRANSACTION_COMMIT)
-        draft.delay_ms = delay_ms
+        draft.delay_ms, draft.pending = delay_ms, pending
         return draft
 
     def _apply_delay(
-        self, properties: Mapping[str, str], topic: str, queue_id: int, now_ms: int, levels: DelayLevels
+        self,
+        properties: Mapping[str, str],
+        topic: str,
+        queue_id: int,
+        now_ms: int,
+        levels: DelayLevels,
+        pending: PendingRequest | None = None,
     ) -> tuple[str, int, bytes, int]:
         """Return topic, queue id, properties and level delay of the record; a delayed one is in a system topic."""
         properties = strip_broker_properties(properties)
         diverted = divert(properties, topic, queue_id, now_ms, levels, self._limits)
+        if diverted is not None and pending is not None and pending.no_later_ms is not None:
+            latest_ms = now_ms + pending.no_later_ms
+            deliver = diverted.properties.get(Property.TIMER_DELIVER_MS)
+            if (now_ms + diverted.delay_ms if deliver is None else int(deliver)) > latest_ms:
+                kept = copy_properties(properties, *DELAY_PROPERTIES)
+                diverted = divert_to_timer(kept, topic, queue_id, now_ms, latest_ms, self._limits)
         if diverted is None:
             return topic, queue_id, encode_properties(properties), -1
         return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms
+
+
+def _read_pending_key(
+    properties: dict[str, str], topic: str, now_ms: int, moved_since: str | None = None
+) -> tuple[PendingRequest | None, dict[str, str]]:
+    """Return the request of a new message, and its properties as they are stored.
+
+    A message without a delay decides nothing. A retry or a dead letter does not either, and has no pending key: it is a
+    copy of a message that was delivered, and another one under the key may be pending. A message that a hand-over moves
+    has been decided about in the old broker: it decides nothing, and later sends find it under its key.
+
+    Args:
+        moved_since: Time of the first send, of a message that a hand-over moves.
+
+    Raises:
+        MessageError: A property has an invalid value.
+    """
+    key = properties.get(Property.PENDING_KEY)
+    if key is None:
+        return None, properties
+    kept = copy_properties(properties, *PENDING_KEY_PROPERTIES, Property.PENDING_SINCE)
+    if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)) or properties.keys().isdisjoint(DELAY_PROPERTIES):
+        return None, kept
+    if Property.HAND_OVER in properties:
+        since_ms = parse_number(moved_since)
+        moved = {Property.PENDING_KEY: key, Property.PENDING_SINCE: str(now_ms if since_ms is None else since_ms)}
+        return None, kept | moved
+    rule = properties.get(Property.ON_PENDING, OnPending.REPLACE.value)
+    if rule not in list(OnPending):
+        known = ", ".join(OnPending)
+        raise MessageError(f"property {Property.ON_PENDING} must be one of {known}, got {rule[:40]!r}")
+    latest = properties.get(Property.NO_LATER_THAN)
+    no_later_ms = parse_number(latest)
+    if latest is not None and (no_later_ms is None or no_later_ms < 1 or rule != OnPending.POSTPONE):
+        raise MessageError(
+            f"property {Property.NO_LATER_THAN} must be a number of milliseconds, with {Property.ON_PENDING} "
+            f"postpone, got {latest[:40]!r} with {rule}"
+        )
+    since = {Property.PENDING_KEY: key, Property.PENDING_SINCE: str(now_ms)}
+    return PendingRequest(key, rule, no_later_ms), kept | since

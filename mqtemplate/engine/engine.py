@@ -109,8 +109,8 @@ class Engine:
         self._store_files: StoreFiles = store_files or (
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
-        place = "in memory" if self.path is None else f"store directory {self.path}"
-        self.lifecycle = lifecycle = EngineLifecycle(name, place)
+        where = "in memory" if self.path is None else f"store directory {self.path}"
+        self.lifecycle = lifecycle = EngineLifecycle(name, where)
         self._threads: dict[str, ServiceThread] = {}
         self._hand_over: LocalHandOver | None = None
         self._remote: ConnectedClients | None = None
@@ -134,10 +134,13 @@ class Engine:
         self.reader = Reader(store, self.queues, self.finder, lifecycle)
         committed = CommittedOffsets(store, settings.flush_consumer_offset_interval_ms)
         self.offsets = committed.clustering
-        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle)
         self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
-        self.transactions = TransactionService(store, self.topics, self.offsets, self.drafts, settings, lifecycle)
-        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, name, host)
+        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle, self.routes, self.drafts)
+        delay = self.delayed.control
+        self.transactions = TransactionService(
+            store, self.topics, self.offsets, self.drafts, settings, lifecycle, delay
+        )
+        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, delay.pending_keys, name, host)
         self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
         self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
@@ -146,10 +149,9 @@ class Engine:
             store, self.queues, self.routes, local_groups, self.sends.send_back, committed, pop, lifecycle
         )
         self.retention = Retention(store, settings, self.queues, self.offsets, local_groups, lifecycle)
-        self._figures = FiguresRing(store, self.offsets, self.delayed)
+        self._figures = FiguresRing(store, self.offsets, self.delayed.waiting_count)
         self.requests = LocalRequests(
-            UnansweredRequests("broker.requests", clock, store.metrics),
-            *(name, host, clock),
+            *(UnansweredRequests("broker.requests", clock, store.metrics), name, host, clock),
             lambda message, queue: self.sends.send_async([message], queue),
             lifecycle.check,
         )

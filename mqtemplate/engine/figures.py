@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.services import PeriodicService
@@ -152,10 +151,10 @@ class FiguresRing:
     chart, and would wait a minute for half a million lines.
     """
 
-    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, delayed: LocalDelayedMessages) -> None:
+    def __init__(self, store: MessageStore, offsets: ConsumerOffsets, pending_count: Callable[[], int]) -> None:
         self._store = store
         self._offsets = offsets
-        self._delayed = delayed
+        self._pending_count = pending_count
         self._store_files: StoreFiles = store.store_files
         self._file: MappedFile | None = None
         self._before: _Counts | None = None
@@ -217,7 +216,7 @@ class FiguresRing:
             consumed=sum(_consumed(before.offsets, now.offsets)) / seconds,
             lag=sum(lags.values()),
             lags={group: lag for group, lag in lags.items() if lag},
-            pending=self._delayed.waiting_count(),
+            pending=self._pending_count(),
             dead_letters=letters,
             disk_free=self._disk_free(),
         )

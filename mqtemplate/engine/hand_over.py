@@ -17,6 +17,9 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from secrets import token_hex
+from typing import Protocol
+
+import numpy as np
 
 from mqtemplate.broker.hand_over import (
     HandOverCounts,
@@ -29,8 +32,8 @@ from mqtemplate.broker.hand_over import (
     TransitMessage,
 )
 from mqtemplate.converters.readable import count_text
+from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import is_marker
-from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.key_query import KeyQuery
 from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder
@@ -78,9 +81,23 @@ _MAX_TRANSIT_BYTES = 4 << 20
 """Records of one response. A single larger one is returned all the same."""
 MAX_IN_TRANSIT = 4_096
 """Most messages that are in transit at one time."""
-_NOT_SENT = BROKER_PROPERTIES.union(DELAY_PROPERTIES, INTERNAL_PROPERTIES)
+_NOT_SENT = BROKER_PROPERTIES.union(DELAY_PROPERTIES, INTERNAL_PROPERTIES) - {Property.PENDING_SINCE}
 _FIRST_LEASE_MS = 15_000
 """After a start, the owner of the lock before the start may still be at work for this long."""
+
+
+class MovableMessages(Protocol):
+    """The delayed messages of an engine, as a hand-over moves them; `LocalDelayedMessages` are these."""
+
+    @property
+    def control(self) -> DelayController:
+        """Reserves messages for a transit, and settles it."""
+
+    def waiting_count(self) -> int:
+        """Return the number of pending messages."""
+
+    def positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> np.ndarray:
+        """Return where the records of pending messages are."""
 
 
 class LocalHandOver:
@@ -91,7 +108,7 @@ class LocalHandOver:
         store: MessageStore,
         topics: TopicTable,
         offsets: ConsumerOffsets,
-        delayed: LocalDelayedMessages,
+        delayed: MovableMessages,
         transactions: TransactionService,
         finder: MessageFinder,
         lifecycle: EngineLifecycle,
@@ -111,6 +128,7 @@ class LocalHandOver:
         self._recalled: set[int] = set()  # offsets of messages that come back, and may have been recalled
         self._settled: set[int] = set()  # offsets after the committed one whose transit ended
         self._state = self._load()
+        delayed.control.pending_keys.refusal = self._refuse_pending_keys
         self._committed = self._offsets.offset(HAND_OVER_GROUP, HAND_OVER_TOPIC, 0) or 0
         if self._state is not None:
             self._topics.create(HAND_OVER_TOPIC, 1)
@@ -155,6 +173,17 @@ class LocalHandOver:
                 "there, and remove mqtemplate.hand-over from the settings"
             )
             self._store.fence = lambda: reason
+
+    def _refuse_pending_keys(self) -> str | None:
+        """Return why this broker cannot decide about a pending key; None without messages that may be elsewhere."""
+        state = self._state
+        if state is None or state.phase is HandOverPhase.ABORTED:
+            return None
+        return (
+            f"this broker hands its pending messages over to {state.target} ({state.phase.value}), so the message that "
+            "is pending under the key may be there; send it without the key, or to that broker after the hand-over is "
+            "confirmed"
+        )
 
     def state(self) -> HandOverState | None:
         """See `OldBroker.state`."""
@@ -422,7 +451,8 @@ class LocalHandOver:
             Property.REPLACED_LEVEL: "0",
             Property.HAND_OVER_BACK: "1",
         }
-        kept = {name: value for name, value in message.properties.items() if name not in INTERNAL_PROPERTIES}
+        internal = INTERNAL_PROPERTIES - {Property.PENDING_SINCE}
+        kept = {name: value for name, value in message.properties.items() if name not in internal}
         return RecordDraft(
             HAND_OVER_TOPIC,
             0,

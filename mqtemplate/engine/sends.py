@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.delay.pending_keys import KeyedSend, PendingKeys, total_outcome, unique_parts
+from mqtemplate.delay.recall_handle import new_handle
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
 from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.topics import TopicRoutes, queue_of_priority
-from mqtemplate.errors import MessageError, SendError, SendTimeoutError, StoreError
+from mqtemplate.errors import MessageError, PendingKeyError, SendError, SendTimeoutError, StoreError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.message import (
     RESERVED_PROPERTIES,
@@ -35,7 +36,7 @@ from mqtemplate.record.dead_letter import CAUSES
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES, SysFlag
 from mqtemplate.record.properties import PRIORITY_PROPERTY, encode_properties
 from mqtemplate.record.record_arrays import UniformBatch
-from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
+from mqtemplate.results import HalfMessage, PendingOutcome, SendResult, SendStatus, SequencedResult
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import DLQ_TOPIC_PREFIX, check_topic
 
@@ -48,6 +49,8 @@ class StoredSend(NamedTuple):
         topics: The topics of the records, whose readers are woken once it is durable.
         queue_offset: Queue offset of the first message.
         handle: Handles of the delayed messages; None without delayed messages.
+        pending: Outcome of a send with pending keys; None without any.
+        queue_id: Queue of a message that is pending under the key, and stays; None otherwise.
     """
 
     end: int
@@ -56,6 +59,8 @@ class StoredSend(NamedTuple):
     offset_msg_id: str
     queue_offset: int
     handle: str | None = None
+    pending: PendingOutcome | None = None
+    queue_id: int | None = None
 
 
 class SentBackCopy(NamedTuple):
@@ -127,6 +132,7 @@ class MessageWriter:
     _store: MessageStore
     _drafts: DraftMaker
     _prepare: Callable[[RecordDraft], PutResult]
+    _pending_keys: PendingKeys
     _broker_name: str
     _host: HostAddress
 
@@ -169,6 +175,8 @@ class MessageWriter:
 
     def store(self, draft: RecordDraft, unique_id: str, topic: str, queue_id: int) -> StoredSend:
         """Store the record of one message."""
+        if draft.pending is not None:
+            return self._store_keyed([(draft, unique_id)], topic, queue_id)
         put = self.put(draft, topic, queue_id)
         offset, size, queue_offset, _ = put
         handle = None if draft.topic == topic else self.handle(draft, put, topic)
@@ -177,7 +185,9 @@ class MessageWriter:
         )
 
     def store_all(self, drafts: Sequence[RecordDraft], msg_ids: Sequence[str], topic: str, queue_id: int) -> StoredSend:
-        """Store several records: all of them or none."""
+        """Store several records: all of them or none. If a pending key occurs twice, the part before it comes first."""
+        if any(draft.pending is not None for draft in drafts):
+            return self._store_keyed(list(zip(drafts, msg_ids, strict=True)), topic, queue_id)
         topics = tuple({draft.topic for draft in drafts})
         if topics == (topic,):
             return self._stored(self._store.put(Drafts(drafts)), topics, ",".join(msg_ids))
@@ -185,6 +195,28 @@ class MessageWriter:
         puts = self._store.put(Drafts(drafts))
         handles = (self.handle(draft, put, topic) for draft, put in zip(drafts, puts, strict=True))
         return self._stored(puts, topics, ",".join(msg_ids), ",".join(filter(None, handles)))
+
+    def _store_keyed(self, drafts: Sequence[tuple[RecordDraft, str]], topic: str, queue_id: int) -> StoredSend:
+        """Store records of which at least one has a pending key."""
+        self._store.prepare(topic, queue_id)
+        sends: list[KeyedSend] = []
+        topics: set[str] = set()
+        end = 0
+        for part in unique_parts(drafts):
+            put, _ = self._pending_keys.put(part, topic)
+            sends += put.sends
+            topics.update(put.topics)
+            end = max(end, put.end)
+        return StoredSend(
+            end,
+            tuple(topics),
+            ",".join([each.msg_id for each in sends]),
+            ",".join([offset_msg_id(self._host, each.physical_offset) for each in sends]),
+            sends[0].queue_offset,
+            ",".join(filter(None, [each.handle for each in sends])) or None,
+            total_outcome([each.outcome for each in sends]),
+            sends[0].queue_id,
+        )
 
     def store_uniform(self, batch: UniformBatch) -> StoredSend:
         """Store a batch of messages that are alike, and not delayed: all of them or none."""
@@ -196,10 +228,7 @@ class MessageWriter:
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
         """Return the handle for `DelayedMessages.cancel` of a delayed message; None if the message is not delayed."""
-        if draft.topic == topic:
-            return None
-        due_ms = put.store_timestamp + draft.delay_ms
-        return handle_of(topic, self._broker_name, draft.properties, due_ms, put.physical_offset)
+        return new_handle(topic, self._broker_name, draft, put)
 
 
 def _batch_topic(messages: Sequence[Message]) -> str:
@@ -244,6 +273,9 @@ class LocalSends:
         queue_id = target.queue_id
         # As `MessageWriter.send`, with fewer calls: this is the most frequent kind of send.
         draft, unique_id = self._drafts.make(message, queue_id, store.clock.now_ms())
+        if draft.pending is not None:
+            stored = _stored(lambda: self._writer.store(draft, unique_id, topic, queue_id))
+            return _result(target, stored, is_safe=store.confirm(stored.end, stored.topics, timeout_ms))
         put = self._put(draft, topic, queue_id)
         store.start_flush(put)
         result = SendResult(  # complete before `confirm`: the disk writes meanwhile
@@ -275,7 +307,7 @@ class LocalSends:
         future.set_running_or_notify_cancel()  # the messages are stored when this method returns
         try:
             target, stored = self._store_batch(messages, queue)
-        except (MessageError, SendError, StoreError) as exc:
+        except (MessageError, SendError, StoreError, PendingKeyError, UnsupportedError) as exc:
             future.set_exception(exc)
             return future
         result = _result(target, stored, is_safe=True)
@@ -296,7 +328,11 @@ class LocalSends:
         if queue is None and PRIORITY_PROPERTY in message.properties:
             target = self._by_priority(message, target)
         queue_id = target.queue_id
-        draft, _ = self._drafts.make(message, queue_id, self._store.clock.now_ms())
+        draft, unique_id = self._drafts.make(message, queue_id, self._store.clock.now_ms())
+        if draft.pending is not None:
+            stored = _stored(lambda: self._writer.store(draft, unique_id, message.topic, queue_id))
+            self._store.confirm_async(stored.end, stored.topics)
+            return
         put = self._put(draft, message.topic, queue_id)
         self._store.confirm_async(put.physical_offset + put.size, (draft.topic,))
 
@@ -382,4 +418,10 @@ def _stored(store: Callable[[], StoredSend]) -> StoredSend:
 
 def _result(target: MessageQueue, stored: StoredSend, *, is_safe: bool) -> SendResult:
     status = SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT
-    return SendResult(status, stored.msg_id, stored.offset_msg_id, target, stored.queue_offset, handle=stored.handle)
+    if stored.queue_id is not None and stored.queue_id != target.queue_id:
+        target = MessageQueue(target.topic, target.broker_name, stored.queue_id)
+    return SendResult(
+        *(status, stored.msg_id, stored.offset_msg_id, target, stored.queue_offset),
+        handle=stored.handle,
+        pending=stored.pending,
+    )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.errors import SendError, StoreError
+from mqtemplate.errors import MessageError, SendError, StoreError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import Message, MessageExt, Property, SendSequence, copy_properties
 from mqtemplate.numbers import parse_number
@@ -285,6 +285,11 @@ class SequencedSender:
             else:
                 draft = self._make_one(message, queue_id, now_ms, added)
             draft.sys_flag |= SysFlag.SEQUENCED
+            if draft.pending is not None:
+                raise MessageError(
+                    f"message {number} of a sequenced send has the pending key {draft.pending.key!r}: the broker could "
+                    "not tell a repeat from a new decision; send it without a sequence, or without pending_key"
+                )
             complete(draft)
             drafts.append(draft)
         return drafts

@@ -14,6 +14,7 @@ from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
 from mqtemplate.broker import CheckTransaction, Registration
+from mqtemplate.delay.pending_keys import MessageChanges
 from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, TransactionChecker
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.half_messages import (
@@ -33,6 +34,7 @@ from mqtemplate.errors import (
     CorruptRecordError,
     DeletedRecordError,
     MessageError,
+    PendingKeyError,
     SendError,
     SendTimeoutError,
     StoreError,
@@ -43,7 +45,16 @@ from mqtemplate.numbers import parse_number
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import FOLLOWED, PRODUCER_GROUP, REAL_QID, REAL_TOPIC, UNIQ_KEY, find_property
+from mqtemplate.record.properties import (
+    CANCELS,
+    FOLLOWED,
+    PENDING_KEY,
+    PRODUCER_GROUP,
+    REAL_QID,
+    REAL_TOPIC,
+    UNIQ_KEY,
+    find_property,
+)
 from mqtemplate.results import HalfMessage, TransactionState
 from mqtemplate.services import wall_time
 from mqtemplate.store.message_store import MessageStore
@@ -86,6 +97,7 @@ class TransactionService:
 
     Args:
         drafts: Creates the committed message; its delay counts from the commit.
+        delays: Stores a committed message that has a pending key, or cancels another one.
 
     Attributes:
         local_checkers: The checkers of this process.
@@ -101,8 +113,11 @@ class TransactionService:
         drafts: DraftMaker,
         settings: EmbeddedSettings,
         lifecycle: EngineLifecycle,
+        delays: MessageChanges,
     ) -> None:
         self._store = store
+        self._delays = delays
+        self._pending_keys = delays.pending_keys
         self._topics = topics
         self._offsets = offsets
         self._drafts = drafts
@@ -231,8 +246,11 @@ class TransactionService:
 
         Raises:
             MessageError: The half message is too large.
+            PendingKeyUnknownError: It has a pending key, and this broker cannot decide about pending keys now.
             StoreError: The half message was not stored.
         """
+        if (key := find_property(draft.properties, PENDING_KEY)) is not None:
+            self._pending_keys.check(key, find_property(draft.properties, REAL_TOPIC) or "")
         draft.sys_flag &= ~SysFlag.TRANSACTION_MASK
         if not self._end_offset:
             self._topics.create(HALF_TOPIC, 1)
@@ -302,7 +320,42 @@ class TransactionService:
         real_topic, real_queue = _destination(record)
         if draft.topic != real_topic:
             self._store.prepare(real_topic, real_queue)  # creates its file now, so that the delivery need not wait
+        if draft.pending is not None:
+            return self._end_keyed(half, draft, real_topic)
+        if (cancels := find_property(record.properties_bytes, CANCELS)) is not None:
+            return self._end_with_cancel(half, draft, cancels)
         return TransactionEnd(self._replace(half, draft)[-1].end, (draft.topic,))
+
+    def _end_keyed(self, half: OpenTransaction, draft: RecordDraft, topic: str) -> TransactionEnd:
+        """Commit a message with a pending key: its rule decides now. With ``refuse`` the transaction just ends."""
+
+        def op_before(successor: RecordDraft | None) -> RecordDraft:
+            return op_draft(half.queue_offset, successor, self._store.clock.now_ms())
+
+        msg_id = find_property(draft.properties, UNIQ_KEY) or ""
+        try:
+            keyed, puts = self._pending_keys.put([(draft, msg_id)], topic, op_before)
+        except PendingKeyError as exc:
+            self._peer_log.log(WARNING, "transaction.refused", topic=topic, msg_id=msg_id, reason=str(exc))
+            return TransactionEnd(self._replace(half, None)[-1].end, ())
+        assert puts is not None  # the op message
+        self._note_end(half.queue_offset, puts[0])
+        self._open.remove(half)
+        return TransactionEnd(keyed.end, keyed.topics)
+
+    def _end_with_cancel(self, half: OpenTransaction, draft: RecordDraft, handles: str) -> TransactionEnd:
+        """Commit a message, and cancel pending ones in the same append. If none is pending, it is dropped."""
+        op = op_draft(half.queue_offset, draft, self._store.clock.now_ms())
+        change, puts, topics = self._delays.change_together(handles, None, None, None, [op, draft], None)
+        if puts is None:
+            msg_id = find_property(draft.properties, UNIQ_KEY) or ""
+            self._peer_log.log(
+                WARNING, "transaction.refused", topic=draft.topic, msg_id=msg_id, reason=change.status.value
+            )
+            return TransactionEnd(self._replace(half, None)[-1].end, ())
+        self._note_end(half.queue_offset, puts[0])
+        self._open.remove(half)
+        return TransactionEnd(puts.end, tuple(topics))
 
     def _replace(self, half: OpenTransaction, successor: RecordDraft | None) -> Sequence[PutResult]:
         """End a transaction by one append: its op message and *successor*. The caller holds the lock."""
@@ -316,10 +369,13 @@ class TransactionService:
         now_ms = self._store.clock.now_ms()
         op = op_draft(half_offset, successor, now_ms)
         puts = self._store.put(Drafts([op] if successor is None else [op, successor]))
-        self._ops.add(puts[0].queue_offset, half_offset)
+        self._note_end(half_offset, puts[0])
+        return puts
+
+    def _note_end(self, half_offset: int, op: PutResult) -> None:
+        self._ops.add(op.queue_offset, half_offset)
         if self._progress_due_ms is None:
             self._progress_due_ms = self._store.clock.steady_ms() + _PROGRESS_MS
-        return puts
 
     # --- requests of this process --------------------------------------------------------------
 

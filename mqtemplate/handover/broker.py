@@ -63,7 +63,15 @@ from mqtemplate.services import Service
 
 _log = get_logger("mqtemplate.handover")
 
-_NOT_OF_BOTH = frozenset({Capability.LOCAL_FILES, Capability.RECORD_BLOCK, Capability.KEY_LIMITS})
+_NOT_OF_BOTH = frozenset(
+    {
+        Capability.LOCAL_FILES,
+        Capability.RECORD_BLOCK,
+        Capability.KEY_LIMITS,
+        Capability.PENDING_KEYS,
+        Capability.PENDING_KEY_STEPS,
+    }
+)
 """Capabilities of the files of one broker, and of what one broker counts."""
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
@@ -93,6 +101,7 @@ class HandOverBroker(Broker):
     """Two brokers as one: messages are sent to the new one, and read from both.
 
     - Sends, requests and half messages go to the new broker. Half messages of the old one are checked there.
+    - Sends with a pending key are refused: no broker knows all messages that may be pending under the key.
     - Changes and queries of pending messages concern both, and so do groups, topics, and what operators do.
     - To the application the old broker's name is ``old:NAME``.
     - If one of them cannot be reached, the other one works on.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mqtemplate.broker import Broker, MessageSends
 from mqtemplate.clock import Clock
+from mqtemplate.errors import UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.limits import MoverSettings
-from mqtemplate.message import Message, MessageQueue, SendSequence
+from mqtemplate.message import Message, MessageQueue, Property, SendSequence
 from mqtemplate.results import HalfMessage, SendResult, SequencedResult
 
 FIRST_WINDOW, LEAST_WINDOW, MOST_WINDOW = 8, 4, 64
@@ -94,7 +95,10 @@ class Pace:
 
 
 class SendsInFlight(MessageSends):
-    """The sends of a broker. It knows whether one waits for its answer now, so that a mover gives way to it."""
+    """The sends of a new broker during a hand-over. It knows if one waits for its answer, so that a mover gives way.
+
+    A send with a pending key raises `UnsupportedError`.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -105,7 +109,8 @@ class SendsInFlight(MessageSends):
         return bool(self._in_flight)
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[MessageSends]:
+    def _counted(self, messages: Iterable[Message]) -> Iterator[MessageSends]:
+        _refuse_pending_keys(messages)
         self._in_flight.append(None)
         try:
             yield self._broker.sends
@@ -113,35 +118,52 @@ class SendsInFlight(MessageSends):
             self._in_flight.pop()
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        with self._counted() as sends:
+        with self._counted([message]) as sends:
             return sends.send(message, queue, timeout_ms)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
-        with self._counted() as sends:
+        with self._counted(messages) as sends:
             return sends.send_batch(messages, queue, timeout_ms)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> AwaitableFuture[SendResult]:
+        _refuse_pending_keys(messages)
         future = self._broker.sends.send_async(messages, queue, timeout_ms)
         self._in_flight.append(None)
         future.add_done_callback(lambda done: self._in_flight.pop())
         return future
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        with self._counted() as sends:
+        with self._counted([message]) as sends:
             sends.send_one_way(message, queue)
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
-        with self._counted() as sends:
+        with self._counted([message]) as sends:
             return sends.send_half(message, group, queue, timeout_ms)
 
     def send_sequenced(
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
-        with self._counted() as sends:
+        with self._counted((message for message, _ in messages)) as sends:
             return sends.send_sequenced(messages, sequence, timeout_ms)
+
+
+def _refuse_pending_keys(messages: Iterable[Message]) -> None:
+    """Raise `UnsupportedError` if a message has a pending key, or its commit cancels another one."""
+    for message in messages:
+        if Property.CANCELS in message.properties:
+            raise UnsupportedError(
+                f"cancels= of a transaction for {message.topic!r}, during a hand-over: the message to cancel may be in "
+                "another broker than the transaction; cancel it after the commit"
+            )
+        if (key := message.properties.get(Property.PENDING_KEY)) is not None:
+            raise UnsupportedError(
+                f"pending_key={key!r} of a message for {message.topic!r}, during a hand-over: the message that is "
+                "pending under the key may be in the old broker, in the new one, or between them, so neither can "
+                "decide; send it without the key, or after the hand-over is confirmed and its settings are removed"
+            )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from mqtemplate.broker import Broker, DelayedMessages, ReleaseCauses
+from mqtemplate.broker import Broker, DelayedMessages, QueuedMessage, ReleaseCauses, refuse_then
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, TransitEnd, TransitMessage
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, encode_handle
 from mqtemplate.errors import BrokerError, MessageError, UnsupportedError
@@ -41,6 +41,7 @@ _SENT_MS = 30_000  # a new mover needs some time to find out what the one before
 _SENT_STEP_S = 0.02
 _MOST_IN_TRANSIT = 4_096
 _MOST_ROUNDS = 3
+_DURING = "a broker during a hand-over"
 
 
 class HandOverDelayed(DelayedMessages):
@@ -62,15 +63,32 @@ class HandOverDelayed(DelayedMessages):
 
     # --- changes -------------------------------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
+        refuse_then(then, _DURING)
+
         def cancel(delayed: DelayedMessages, named: _ByName) -> ScheduleChange:
             return delayed.cancel(named.handle, key=named.key, topic=named.topic)
 
         return self._change(cancel, handle, key, topic)
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
+        refuse_then(then, _DURING)
+
         def reschedule(delayed: DelayedMessages, named: _ByName) -> ScheduleChange:
             return delayed.reschedule(named.handle, deliver_ms, key=named.key, topic=named.topic)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     )
     from mqtemplate.listener.declaration.hooks import PreparedConsumer, listener_enhancer
     from mqtemplate.listener.declaration.resolution import default_resolve, resolve_spec
-    from mqtemplate.listener.declaration.results import ConsumeStatus, ResultSender, Send, publishes
+    from mqtemplate.listener.declaration.results import ConsumeStatus, ResultSender, publishes
     from mqtemplate.listener.declaration.settings import (
         Backoff,
         ConsumeMode,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mqtemplate.listener.handler.plan import Endpoint
     from mqtemplate.listener.handler.providers import Depends
     from mqtemplate.listener.registry import ListenerRegistry, check_subscriptions
+    from mqtemplate.template.options import Send
 
 __all__ = [
     "LISTENER_ATTRIBUTE",

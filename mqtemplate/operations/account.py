@@ -16,6 +16,7 @@ from mqtemplate.broker import (
     GroupInfo,
     MessageReader,
     MessageSends,
+    QueuedMessage,
     QueueProgress,
     QueueSpan,
     Requests,
@@ -30,10 +31,12 @@ from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import MQTemplateError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.pending import (
+    ConditionalSend,
     PendingCounts,
     PendingMessage,
     PendingPage,
     PendingQuery,
+    PendingState,
     ScheduleChange,
 )
 from mqtemplate.results import PullResult, SendResult
@@ -430,17 +433,44 @@ class _AccountDelayed(DelayedMessages):
         self._delayed = broker.delayed
         self._rights = rights
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        self._check_change(handle, topic)
-        return self._delayed.cancel(handle, key=key, topic=topic)
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
+        self._check_change(handle, topic, then)
+        return self._delayed.cancel(handle, key=key, topic=topic, then=then)
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
-        self._check_change(handle, topic)
-        return self._delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
+        self._check_change(handle, topic, then)
+        return self._delayed.reschedule(handle, deliver_ms, key=key, topic=topic, then=then)
 
-    def _check_change(self, handle: str | None, topic: str | None) -> None:
+    def send_if(
+        self,
+        messages: Sequence[QueuedMessage],
+        state: PendingState,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+    ) -> ConditionalSend:
+        self._check_change(handle, topic, messages)
+        return self._delayed.send_if(messages, state, handle, key=key, topic=topic)
+
+    def _check_change(self, handle: str | None, topic: str | None, then: Sequence[QueuedMessage]) -> None:
+        for message, _ in then:
+            self._rights.check(topic_need(message.topic, Right.PUB))
         reached = topic if handle is None else decode_handle(handle).topic
         if reached is not None:
             self._rights.check_change(reached)

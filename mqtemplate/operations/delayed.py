@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mqtemplate.converters.readable import span_text, time_text
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
@@ -22,11 +22,15 @@ from mqtemplate.operations.bulk import OnProgress, no_progress, only_one, paced
 from mqtemplate.operations.changes import Change, ChangePreview, ChangeResult, PreviewCounter
 from mqtemplate.operations.messages import sent_again_properties
 from mqtemplate.pending import (
+    OnPending,
+    PendingDecision,
     PendingMessage,
     PendingQuery,
     ScheduleChange,
     ScheduleChangeStatus,
 )
+from mqtemplate.results import SendResult
+from mqtemplate.template import RocketMQTemplate, Send
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 _PAGE = 500
@@ -88,12 +92,14 @@ class BulkChange:
         unsupported: Number of messages that the broker cannot change, such as those with a delay level of RocketMQ.
         handles: After a reschedule: the new handles.
         changed: Number of messages that it has changed.
+        sent: Results of the messages that were stored together with a cancel.
     """
 
     counts: dict[ScheduleChangeStatus, int]
     unsupported: int = 0
     handles: tuple[str, ...] = ()
     changed: int = 0
+    sent: tuple[SendResult, ...] = ()
 
     @property
     def total(self) -> int:
@@ -200,12 +206,11 @@ class DelayedOperations:
 
     # --- changes -------------------------------------------------------------------------------
 
-    def cancel(self, name: str, topic: str | None = None) -> ScheduleChange:
-        """Cancel the pending messages with a handle, a key or a message id; see `DelayedMessages.cancel`."""
+    def cancel(self, name: str, topic: str | None = None, then: Sequence[Send] = ()) -> ScheduleChange:
+        """Cancel the pending messages with a handle, a key or a message id; see `RocketMQTemplate.cancel`."""
         broker = self.access.open_for_changes()
-        if _parse_handle(name) is not None:
-            return broker.delayed.cancel(name)
-        return broker.delayed.cancel(key=name, topic=topic)
+        named: dict[str, Any] = {"handle": name} if _parse_handle(name) is not None else {"key": name, "topic": topic}
+        return RocketMQTemplate(broker).cancel(**named, then=then) if then else broker.delayed.cancel(**named)
 
     def reschedule(self, name: str, deliver_ms: int, topic: str | None = None) -> ScheduleChange:
         """Change the deliver time (epoch ms) of pending messages; see `DelayedMessages.reschedule`."""
@@ -343,6 +348,46 @@ class PendingMessagesChange(Change):
         return ChangeResult(done.text, facts | {"unsupported": done.unsupported}, done)
 
 
+class CancelAndSend(PendingMessagesChange):
+    """Cancel of named messages, and messages that are stored in the same step if one of them is cancelled."""
+
+    def __init__(
+        self,
+        access: BrokerAccess,
+        reached: Callable[[BrokerAccess], Iterable[PendingMessage]],
+        then: Sequence[Send],
+        target: Mapping[str, object],
+        *,
+        is_named: bool = False,
+    ) -> None:
+        super().__init__(access, reached, PendingChange(PendingAction.CANCEL), target, is_named=is_named)
+        self._then = then
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}, and send {', '.join(repr(each.destination) for each in self._then)}"
+
+    @cached_property
+    def preview(self) -> ChangePreview:
+        note = (
+            "What is sent is sent in the same step, and only if a message is cancelled. An undo does not take it back."
+        )
+        found = super().preview
+        return replace(found, notes=(*found.notes, note))
+
+    def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
+        handles = [each["handle"] for each in old()]
+        template = RocketMQTemplate(self._access.open_for_changes())
+        change = template.cancel(",".join(handles), then=self._then)
+        on_progress(len(handles))
+        counts = {change.status: change.count or len(handles)}
+        if late := len(handles) - change.count if change.count else 0:
+            counts[ScheduleChangeStatus.ALREADY_DELIVERED] = late
+        done = BulkChange(counts, changed=change.count, sent=change.sent)
+        facts = {status.value: count for status, count in counts.items()}
+        return ChangeResult(done.text, facts | {"sent": len(change.sent)}, done)
+
+
 def change_limits(access: BrokerAccess, change: PendingChange) -> tuple[str, ...]:
     """Return what a broker of RocketMQ does not guarantee for a change; empty for other brokers."""
     if access.broker.delay_console is None:
@@ -416,6 +461,7 @@ class CancelUndone(Change):
     """Undoing of a cancel: copies of the messages with new ids, due at the old times.
 
     - A message is left out if retention has deleted its record, or if it was a retry.
+    - A copy has the pending key of its message, and is not sent if another message is pending under it by now.
     - The id of a copy follows from the cancel and the message. So an undo that was interrupted can be repeated: copies
       that it has sent are found by their ids, and are not sent again.
 
@@ -436,7 +482,7 @@ class CancelUndone(Change):
 
     @cached_property
     def preview(self) -> ChangePreview:
-        counter, total, overdue, lost, sent = PreviewCounter(), 0, 0, 0, 0
+        counter, total, overdue, lost, sent, keyed = PreviewCounter(), 0, 0, 0, 0, 0
         now_ms = self._access.broker.clock.now_ms()
         for value in self._values():
             total += 1
@@ -451,6 +497,7 @@ class CancelUndone(Change):
                 continue
             counter.add(value["topic"], record.tags, value["due"])
             overdue += value["due"] <= now_ms
+            keyed += Property.PENDING_KEY in record.properties
         notes = []
         if lost:
             notes.append(f"{lost:,} of the messages cannot be restored: they are retries, or retention deleted them.")
@@ -460,6 +507,8 @@ class CancelUndone(Change):
             notes.append(f"{spared:,} of the messages were not cancelled: they are pending, or were delivered.")
         if overdue:
             notes.append(f"{overdue:,} of them were due meanwhile, and are delivered at once.")
+        if keyed:
+            notes.append(f"{keyed:,} of them have a pending key: none is sent while another is pending under its key.")
         undo = "The copies can only be cancelled, by the keys or the new ids."
         return counter.preview("cancelled message", "due", notes=tuple(notes), undo=undo)
 
@@ -502,7 +551,7 @@ class CancelUndone(Change):
                 yield value
 
     def make(self, old: Callable[[], Iterator[OldValue]], on_progress: OnProgress) -> ChangeResult:
-        broker, sent = self._access.open_for_changes(), 0
+        broker, sent, kept = self._access.open_for_changes(), 0, 0
         for value in old():
             record = self._record(value)
             if record is None:
@@ -513,10 +562,16 @@ class CancelUndone(Change):
                 Property.UNIQ_KEY: self._copy_id(value),
                 Property.TIMER_DELIVER_MS: str(value["due"]),
             }
-            broker.sends.send(Message(value["topic"], record.body, properties, record.flag))
-            sent += 1
+            if (key := record.properties.get(Property.PENDING_KEY)) is not None:
+                properties |= {Property.PENDING_KEY: key, Property.ON_PENDING: OnPending.KEEP.value}
+            result = broker.sends.send(Message(value["topic"], record.body, properties, record.flag))
+            is_kept = result.pending is not None and result.pending.decision is PendingDecision.KEPT
+            sent, kept = sent + (not is_kept), kept + is_kept
             on_progress(1)
-        return ChangeResult(f"sent {sent:,} copies", {"sent": sent})
+        if not kept:
+            return ChangeResult(f"sent {sent:,} copies", {"sent": sent})
+        text = f"sent {sent:,} copies; {kept:,} were not sent, since another message is pending under the pending key"
+        return ChangeResult(text, {"sent": sent, "kept": kept})
 
 
 def _is_key(msg_id: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -10,8 +11,16 @@ from dataclasses import dataclass, field
 
 from mqtemplate.broker import Broker
 from mqtemplate.durations import Duration, option_ms
-from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, UnknownNameError, UnsupportedError
+from mqtemplate.errors import (
+    ConfigurationError,
+    MessageError,
+    MQTemplateError,
+    PendingKeyError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from mqtemplate.event_log import get_logger
+from mqtemplate.message import Property
 from mqtemplate.outbox.changes import PlannedRow, moved, names_of, plan, read_later
 from mqtemplate.outbox.database import (
     Execute,
@@ -145,6 +154,18 @@ class RelaySteps:
             self._send(row)
 
     def _send(self, row: OutboxRow) -> None:
+        """Send a message. One with a pending key that the broker refuses is refused here: a retry cannot help."""
+        try:
+            self._store(row)
+        except PendingKeyError as error:
+            if error.msg_id != row.msg_id:  # else an earlier relay of this row stored it
+                raise MessageError(str(error)) from error
+        except UnsupportedError as error:
+            if Property.PENDING_KEY not in json.loads(row.properties):
+                raise
+            raise MessageError(str(error)) from error
+
+    def _store(self, row: OutboxRow) -> None:
         message = row.to_message()
         queue = (
             None

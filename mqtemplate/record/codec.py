@@ -31,6 +31,19 @@ class BadRecordError(Exception):
     """The bytes are not a whole valid record. Code that knows the file raises `CorruptRecordError` instead."""
 
 
+class PendingRequest(NamedTuple):
+    """Request of a new message that at most one message of its topic is pending under a key.
+
+    Attributes:
+        on_pending: A value of `OnPending`.
+        no_later_ms: Longest time from the first send to the delivery of a message that is postponed.
+    """
+
+    key: str
+    on_pending: str
+    no_later_ms: int | None = None
+
+
 @dataclass(slots=True)
 class RecordDraft:
     """A record before the commit log assigns queue offset, physical offset and store timestamp.
@@ -41,6 +54,7 @@ class RecordDraft:
         born_host: Address bytes, then the port as i4.
         delay_ms: If not negative, the tags code is store timestamp + *delay_ms*, as in the schedule topic.
         body_crc: None computes it from *body*. A copy of a stored record reuses the stored one.
+        pending: Not part of the record. The send path decides about the message that is pending under the key.
     """
 
     topic: str
@@ -56,6 +70,7 @@ class RecordDraft:
     delay_ms: int = -1
     prepared_transaction_offset: int = 0
     body_crc: int | None = None
+    pending: PendingRequest | None = None
 
     def encode(self, queue_offset: int, physical_offset: int, store_timestamp: int, store_host: bytes) -> bytes:
         """Return the bytes of the record.

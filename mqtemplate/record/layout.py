@@ -64,6 +64,9 @@ class SysFlag:
     COMPRESSION_MASK = 0x700
     SEQUENCED = 0x100_0000
     """Of this library: the record has the property `Property.SEQUENCE`. RocketMQ uses bits 0 to 10."""
+    CONTINUED = 0x200_0000
+    """Of this library: the next record belongs to the same append. A recovery cuts off such records if the last record
+    of the append is missing. Copies do not have it."""
     OF_CLIENTS = COMPRESSED | MULTI_TAGS | COMPRESSION_MASK
     """Bits that a client may set: they describe the body. The others describe the record, such as its transaction: they
     would hide a message from a recovery. A half message is known by its properties."""

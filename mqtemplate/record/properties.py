@@ -14,9 +14,12 @@ PROPERTY_SEPARATOR = b"\x02"
 
 DELAY = Property.DELAY.encode()
 FOLLOWED = Property.FOLLOWED.encode()
+CANCELS = Property.CANCELS.encode()
 HAND_OVER_STAYS = Property.HAND_OVER_STAYS.encode()
 KEYS = Property.KEYS.encode()
 LEVEL_DELAY_MS = Property.LEVEL_DELAY_MS.encode()
+PENDING_KEY = Property.PENDING_KEY.encode()
+PENDING_SINCE = Property.PENDING_SINCE.encode()
 PRODUCER_GROUP = Property.PRODUCER_GROUP.encode()
 REAL_QID = Property.REAL_QID.encode()
 REAL_TOPIC = Property.REAL_TOPIC.encode()

@@ -48,7 +48,12 @@ from mqtemplate.server.processors.mqadmin import (
 )
 from mqtemplate.server.processors.pop import AckProcessor, PopProcessor
 from mqtemplate.server.processors.pull import OffsetProcessor, PullProcessor, QueryProcessor, RecordBlockProcessor
-from mqtemplate.server.processors.send import SendBackProcessor, SendProcessor, SequencedSendProcessor
+from mqtemplate.server.processors.send import (
+    ChangeSendProcessor,
+    SendBackProcessor,
+    SendProcessor,
+    SequencedSendProcessor,
+)
 from mqtemplate.server.processors.topic_admin import GroupAdmin, OffsetAdmin, TopicAdmin
 from mqtemplate.server.pulls.client_pops import ClientPops
 from mqtemplate.server.requests.deferred_work import DeferredWork
@@ -132,6 +137,7 @@ class ServerAssembly:
             HandOverProcessor(engine),
             RecordBlockProcessor(topics, raw),
             self.sequenced,
+            ChangeSendProcessor(engine.delayed, core.recalls, callers, core.change_sends),
         )
 
     def assignment_processor(self, route: Callable[[str], TopicRouteData | None]) -> AssignmentProcessor:

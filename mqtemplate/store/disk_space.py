@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from mqtemplate.broker import DiskSpace
 from mqtemplate.clock import Clock
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.metrics import MetricKind, Metrics, MetricSample
+from mqtemplate.results import DiskSpace
 from mqtemplate.store.checkpoint import FileSizes
 from mqtemplate.store.files.store_files import DiskUsage, StoreFiles
 from mqtemplate.store.settings import StoreSettings

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
+from mqtemplate.hashes import java_string_hash
 from mqtemplate.services import wall_time
 from mqtemplate.store.commit_log import LogReader
 from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index_file import NEW_GEOMETRY, Geometry, IndexFile, KeyRows, find_geometry
-from mqtemplate.store.key_reader import KeyReader, RecentKeys, index_key_hashes
+from mqtemplate.store.key_reader import KeyReader, index_key_hashes, pending_key_text
+from mqtemplate.store.recent_keys import KeyedRecord, RecentKeys
 from mqtemplate.store.settings import StoreSettings
 
 _log = get_logger("mqtemplate.store")
@@ -35,6 +37,7 @@ _FLUSH_UNITS = 100_000
 _CHAIN_UNITS = 256
 _NAME_LENGTH = 17
 _MAX_TIME_MS = (1 << 63) - 1
+_MAX_HASH = 0x7FFF_FFFF
 
 
 class IndexService:
@@ -68,6 +71,7 @@ class IndexService:
         self._due_ms: int | None = None
         self._seen_end = 0
         self._rest: KeyRows | None = None
+        self._written_to = 0  # physical offset: the keys of all records before it are in the files
         self.flushed_timestamp = 0
 
     # --- loading -------------------------------------------------------------------------------
@@ -99,7 +103,8 @@ class IndexService:
         self._open_files(was_clean=was_clean)
         self._repair(durable_timestamp, was_clean=was_clean)
         self._reader.move_to(self._indexed_end(was_clean=was_clean))
-        self._seen_end = end()
+        self._seen_end = recent_keys.complete_from = end()
+        self._written_to = self._reader.position
         if self._reader.position < self._seen_end:
             self.changed()
 
@@ -273,6 +278,7 @@ class IndexService:
         if self._rest is None:
             return False
         self._rest = _append(self._files[-1], self._rest)
+        self._note_written()
         return self._rest is None and not self._reader.has_recent and not self._is_flush_due()
 
     def catch_up(self) -> None:
@@ -302,6 +308,12 @@ class IndexService:
         """Write the keys that were read. If a new file cannot be created, the rest is kept for the next call."""
         while self._rest is not None:
             self._rest = _append(self._current_file(), self._rest)
+        self._note_written()
+
+    def _note_written(self) -> None:
+        if self._rest is None:
+            self._written_to = self._reader.position
+            self._recent_keys.forget_keyed(self._written_to)
 
     def _current_file(self) -> IndexFile:
         if self._files and not self._files[-1].is_full:
@@ -355,6 +367,34 @@ class IndexService:
         """
         self.catch_up()
         [key_hash] = index_key_hashes([f"{topic}#{key}"]).tolist()
+        return self._with_hash(key_hash, begin_ms, end_ms)
+
+    def newest_keyed(self, topics: Sequence[str], topic: str, key: str) -> KeyedRecord | Iterator[int]:
+        """Find the newest record with a pending key, without a wait for the newest records to be indexed.
+
+        Args:
+            topics: Topics in which it may be stored.
+            topic: The topic of the key.
+
+        Returns:
+            The newest record, if it is not indexed yet. Else `candidates` of all the topics, of each the newest first.
+        """
+        if self._written_to < self._recent_keys.complete_from:
+            self.catch_up()
+        found = self._recent_keys.newest_keyed(topic, key)
+        if found is not None:
+            return found
+        return self._indexed(topics, pending_key_text(topic, key))
+
+    def _indexed(self, topics: Sequence[str], text: str) -> Iterator[int]:
+        hashes = [_index_hash(f"{topic}#{text}") for topic in topics]
+        with self._mutex:  # most keys are new: then this is all
+            open_files = [file for file in self._files if not file.is_closed]
+            hashes = [each for each in hashes if any(file.newest_unit(each) for file in open_files)]
+        for key_hash in hashes:
+            yield from self._with_hash(key_hash, 0, _MAX_TIME_MS)
+
+    def _with_hash(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         last = -1
         for file in reversed(self._files):
             for physical_offset in self._candidates_in(file, key_hash, begin_ms, end_ms):
@@ -392,6 +432,12 @@ def _append(file: IndexFile, rows: KeyRows) -> KeyRows | None:
     """Write keys as far as they fit into a file. Return the rest; None if all fit."""
     rest = rows.part(file.append(rows))
     return rest if len(rest.key_hashes) else None
+
+
+def _index_hash(key: str) -> int:
+    """Return the one of `index_key_hashes`, which is faster for one key."""
+    key_hash = abs(java_string_hash(key))
+    return 0 if key_hash > _MAX_HASH else key_hash  # the smallest i4 has no positive counterpart
 
 
 def _is_file_name(name: str) -> bool:

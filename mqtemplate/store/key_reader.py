@@ -6,10 +6,8 @@ is in the same columns of all of them. The topic is not part of the shape: its h
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +16,6 @@ from numpy.typing import NDArray
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash
 from mqtemplate.message import split_keys
-from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
-from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.columns import Rows, count_leading, read_column
 from mqtemplate.record.layout import (
     BODY_AT,
@@ -35,10 +31,20 @@ from mqtemplate.record.layout import (
     SysFlag,
     read_size_and_magic,
 )
-from mqtemplate.record.properties import KEYS, PROPERTY_SEPARATOR, TAGS, UNIQ_KEY, find_property, value_spans
+from mqtemplate.record.properties import (
+    KEYS,
+    PENDING_KEY,
+    PROPERTY_SEPARATOR,
+    REAL_TOPIC,
+    TAGS,
+    UNIQ_KEY,
+    find_property,
+    value_spans,
+)
 from mqtemplate.store.commit_log import LogReader, is_blank, whole_record_at
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.index_file import KeyRows
+from mqtemplate.store.recent_keys import RecentKeys, RecentRecords
 
 _MIN_RECORDS = 8
 """Fewer records are faster one by one."""
@@ -51,7 +57,8 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     """Return the keys under which a record is indexed, with repetitions, in RocketMQ's order.
 
     These are its message id, each word of its business keys, and its tags as ``T#tags``.
-    Source: RocketMQ ``IndexService.buildIndex`` (5.5.0).
+    Source: RocketMQ ``IndexService.buildIndex`` (5.5.0). A delayed message also has its pending key, see
+    `pending_key_text`.
     """
     keys = []
     prefix = topic + "#"
@@ -60,7 +67,17 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     keys += [prefix + key for key in split_keys(find_property(properties, KEYS))]
     if tags := find_property(properties, TAGS):
         keys.append(f"{prefix}T#{tags}")
+    if (pending := find_property(properties, PENDING_KEY)) and (topic := find_property(properties, REAL_TOPIC) or ""):
+        keys.append(prefix + pending_key_text(topic, pending))
     return keys
+
+
+def pending_key_text(topic: str, key: str) -> str:
+    """Return the key under which a message for *topic* with a pending key is indexed, in whatever topic it is stored.
+
+    No business key has a blank.
+    """
+    return f"P {topic}{key}"
 
 
 def hash_keys(topics: Sequence[str], properties: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -152,8 +169,8 @@ class PropertiesShape:
         for columns in values.values():
             self._lowest[columns], self._range[columns] = _LAST_SEPARATOR + 1, 0xFF - _LAST_SEPARATOR - 1
         self._keys = list(_key_columns(first, values))
-        for _, columns in self._keys:
-            self._range[columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
+        for _, key_columns in self._keys:
+            self._range[key_columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
         self._words = values.get(KEYS, slice(0, 0))
         self._blanks = np.frombuffer(first[self._words], np.uint8) == ord(" ")
 
@@ -176,7 +193,7 @@ class PropertiesShape:
         return hashes
 
 
-def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice]]:
+def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice | NDArray[np.intp]]]:
     """Yield what is between topic and value in each key, and the columns of the value, in the order of `keys_of`."""
     if unique := values.get(UNIQ_KEY):
         yield "#", unique
@@ -188,6 +205,8 @@ def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tupl
             at += len(word) + 1
     if tags := values.get(TAGS):
         yield "#T#", tags
+    if (pending := values.get(PENDING_KEY)) and (topic := values.get(REAL_TOPIC)):
+        yield "#P ", np.r_[topic, pending]
 
 
 # --- hashes -----------------------------------------------------------------------------------------
@@ -255,127 +274,6 @@ def _powers_of_31(bits: int) -> NDArray[np.uint32]:
     factors = np.full(1 << bits, 31, np.uint32)
     factors[0] = 1
     return np.cumprod(factors, dtype=np.uint32)
-
-
-_MAX_BYTES = 8 << 20
-_MANY_BYTES = 1 << 20
-_SOME_BYTES = 256 << 10
-"""Some hundred records, or some thousand of batches. With fewer the calls of numpy take most of the time."""
-_ENTRY_BYTES = 200
-"""Memory that an entry takes beside its properties."""
-
-
-class RecentRecords(NamedTuple):
-    """Entries in the order of the log, not all adjacent: a record, or records of one batch, as columns.
-
-    The records of an entry are adjacent, have one topic, one size, and encoded properties of one length.
-
-    Attributes:
-        offsets, ends: Physical offsets of the first record of each entry and after its last one.
-        counts: Numbers of records.
-        timestamps: Store timestamps.
-        properties: Encoded properties of all records of each entry, joined; empty if they are not indexed.
-    """
-
-    offsets: NDArray[np.int64] = np.array([], np.int64)
-    ends: NDArray[np.int64] = np.array([], np.int64)
-    counts: NDArray[np.int64] = np.array([], np.int64)
-    timestamps: NDArray[np.int64] = np.array([], np.int64)
-    topics: Sequence[str] = ()
-    properties: Sequence[bytes] = ()
-
-    @property
-    def last(self) -> int:
-        """Physical offset of the last entry; -1 without entries."""
-        return int(self.offsets[-1]) if len(self.offsets) else -1
-
-    def part(self, physical_offset: int, count: int) -> RecentRecords:
-        """Return the first entry that does not start before *physical_offset*, and those that follow it in the log.
-
-        They are adjacent. There is at least one, since *physical_offset* is not after `last`.
-
-        Args:
-            count: Maximum number of records, if the first entry does not have more.
-        """
-        first = int(np.searchsorted(self.offsets, physical_offset))
-        last = first + max(1, int(np.searchsorted(np.cumsum(self.counts[first : first + count]), count, "right")))
-        number = 1 + count_leading(self.offsets[first + 1 : last] == self.ends[first : last - 1])
-        rows = slice(first, first + number)
-        columns = self.offsets[rows], self.ends[rows], self.counts[rows], self.timestamps[rows]
-        return RecentRecords(*columns, self.topics[rows], self.properties[rows])
-
-    def record_offsets(self) -> NDArray[np.int64]:
-        """Return the physical offset of each record."""
-        starts = np.cumsum(self.counts) - self.counts
-        numbers = np.arange(self.counts.sum()) - np.repeat(starts, self.counts)
-        sizes = (self.ends - self.offsets) // self.counts
-        offsets: NDArray[np.int64] = np.repeat(self.offsets, self.counts) + np.repeat(sizes, self.counts) * numbers
-        return offsets
-
-
-_RecentEntry = tuple[int, int, int, int, str, bytes]
-"""A row of `RecentRecords`."""
-
-
-class RecentKeys:
-    """The newest records that the index has not taken yet. Above a limit of memory the next ones are left out.
-
-    Args:
-        lock: The store's lock, under which records are added.
-        on_many: Called under the lock when there are so many that they should be taken soon.
-    """
-
-    def __init__(self, lock: threading.Lock, on_many: Callable[[], None]) -> None:
-        self._lock = lock
-        self._on_many = on_many
-        self._entries: list[_RecentEntry] = []
-        self._bytes = 0
-        self._was_reported = False
-
-    @property
-    def has_some(self) -> bool:
-        """True if there are enough to be indexed together."""
-        return self._bytes >= _SOME_BYTES
-
-    def add_one(self, draft: RecordDraft, put: PutResult) -> None:
-        """Add a record that was written."""
-        if self._bytes < _MAX_BYTES:
-            offset, size, _, timestamp = put
-            properties = draft.indexed_properties
-            self._entries.append((offset, offset + size, 1, timestamp, draft.topic, properties))
-            self._count(len(properties) + _ENTRY_BYTES)
-
-    def add(self, records: NewRecords, puts: PutBatch) -> None:
-        """Add records that were written together."""
-        entries = records.index_entries(puts) if self._bytes < _MAX_BYTES else None
-        if entries is not None:
-            self._entries += zip(
-                entries.offsets,
-                entries.ends,
-                entries.counts,
-                repeat(puts.store_timestamp, len(entries.topics)),
-                entries.topics,
-                entries.properties,
-                strict=True,
-            )
-            self._count(sum(map(len, entries.properties)) + _ENTRY_BYTES * len(entries.topics))
-
-    def _count(self, size: int) -> None:
-        self._bytes += size
-        if self._bytes > _MANY_BYTES and not self._was_reported:
-            self._was_reported = True
-            self._on_many()
-
-    def take(self) -> RecentRecords:
-        """Return the records, and forget them here."""
-        with self._lock:
-            entries, self._entries = self._entries, []
-            self._bytes, self._was_reported = 0, False
-        if not entries:
-            return RecentRecords()
-        *numbers, topics, properties = zip(*entries, strict=True)
-        offsets, ends, counts, timestamps = (np.array(column, np.int64) for column in numbers)
-        return RecentRecords(offsets, ends, counts, timestamps, topics, properties)
 
 
 _log = get_logger("mqtemplate.store")

@@ -31,7 +31,7 @@ from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_u
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index_service import IndexService
-from mqtemplate.store.key_reader import RecentKeys
+from mqtemplate.store.recent_keys import RecentKeys
 from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
@@ -64,6 +64,7 @@ class MessageStore:
         disk: The space of the disk.
         messages_before: Returns the number of messages of each topic in the log before a physical offset.
         cleaning: Deletes old files.
+        is_sync: True with ``SYNC_FLUSH``.
         last_run_ms: Store time of the newest record of the process before (epoch ms); None in a new store.
         fence: Returns why nothing may be stored now, such as another process that may own the history; None if it may.
             None if it always may.
@@ -88,7 +89,7 @@ class MessageStore:
         self._queues = self._queue_table.queues
         self._watchers: dict[str, list[Callable[[], None]]] = {}
         self._followers: Sequence[LogFollower] = ()
-        self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self.is_sync = self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._open_files: list[CommitLog | StoreCheckpoint] = []
         self._is_open = False
         self._owner: OwnerProcess | None = None

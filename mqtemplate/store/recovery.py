@@ -20,7 +20,7 @@ from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog, LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
-from mqtemplate.store.files.mapped_files import MappedFile
+from mqtemplate.store.flush import is_lost_write
 
 _log = get_logger("mqtemplate.store")
 
@@ -279,10 +279,73 @@ def _rows_by_queue(batch: RecordBatch) -> dict[tuple[str, int], NDArray[np.int64
     return groups
 
 
-_log = get_logger("mqtemplate.store")
+class LogReplay:
+    """Passes records that a recovery reads to the followers: all records of one append, or none.
 
-_SECTOR = 512
-"""The smallest unit that a disk writes completely or not at all."""
+    All records of an append but the last may have `SysFlag.CONTINUED`. If the last one is missing, the append was not
+    acknowledged, and the recovery cuts its records off.
+
+    Attributes:
+        open_append: Physical offset of the first record of an append whose last record is not read yet; None for none.
+    """
+
+    def __init__(self, followers: Sequence[LogFollower]) -> None:
+        self.followers = followers
+        self.open_append: int | None = None
+        self._held: list[StoredRecord] = []  # records of that append
+        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
+
+    def starts(self) -> list[int]:
+        """Return the physical offsets from which followers need the log."""
+        return [start for follower in self.followers if (start := follower.replay_from()) is not None]
+
+    def restart(self) -> None:
+        """Forget the records that are held: the log is read again."""
+        self.open_append, self._held = None, []
+
+    def add(self, batch: RecordBatch, replay_from: int) -> None:
+        """Replay the records of a batch from a physical offset on; hold those of an append that goes on."""
+        lasts = np.flatnonzero(batch.sys_flag & SysFlag.CONTINUED == 0)
+        closed = int(lasts[-1]) + 1 if len(lasts) else 0
+        if closed:
+            self.close_append()
+        if closed < len(batch) and self.open_append is None:
+            self.open_append = int(batch.physical_offset[closed])
+        for row in _replayed_rows(batch).tolist() if self.followers else ():
+            if batch.physical_offset[row] < replay_from:
+                continue
+            if row < closed:
+                self._replay(batch.record(row))
+            else:
+                self._held.append(batch.record(row))
+
+    def close_append(self) -> None:
+        """Replay the records that are held: no other one of their append follows."""
+        held = self._held
+        self.restart()
+        for record in held:
+            self._replay(record)
+
+    def _replay(self, record: StoredRecord) -> None:
+        """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""
+        for follower in self.followers:
+            try:
+                follower.replay(record)
+            except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
+                position = position_fields(record)
+                self._limited_log.log(ERROR, "store.record_not_replayed", **position, exc_info=exc)
+
+
+def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
+    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
+
+    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
+    """
+    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
+    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
+        properties = batch.properties(row)
+        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
+    return np.flatnonzero(replaces)
 
 
 class Recovery:
@@ -312,8 +375,7 @@ class Recovery:
         self._log = log
         self._scan = LogScan(log)
         self._rebuild = rebuild
-        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
-        self._followers = followers
+        self._replay = LogReplay(followers)
         self._checkpoint = 0
         self._was_clean = self._lost_power = self._was_cut = self._is_growing = False
         self._last_ms = 0  # store timestamp, of the last record that was read
@@ -341,14 +403,16 @@ class Recovery:
                 if lost_power:
                     queue.truncate_at_hole(checkpoint_offset)
                 queue.mark_unflushed(checkpoint_offset)
-        follower_starts = [start for follower in self._followers if (start := follower.replay_from()) is not None]
-        replay_from = max(min([*starts, *follower_starts]), self._log.start)
+        replay_from = max(min([*starts, *self._replay.starts()]), self._log.start)
         is_cut = self._read(replay_from)
-        if self._followers and self._rebuild.rebuilt_from < replay_from:
+        if self._replay.followers and self._rebuild.rebuilt_from < replay_from:
             # The followers had marked units as done. Rebuilt units lack these marks, so replay the records as well.
             replay_from = self._rebuild.rebuilt_from
             is_cut = self._read(replay_from)
         end = self._scan.end
+        if self._replay.open_append is not None:
+            end, is_cut = self._replay.open_append, True
+            self._log_cut(end, "the last record of an append is missing")
         if is_cut or not was_clean:
             for queue in list(self._rebuild.queues.values()):
                 queue.truncate(queue.end_before(end))
@@ -388,6 +452,7 @@ class Recovery:
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._rebuild.start(start)
         self._last_ms = 0
+        self._replay.restart()
         while True:
             reason = ""
             try:
@@ -398,30 +463,15 @@ class Recovery:
             following = self._judge(self._scan.end, reason)
             if following is None:
                 return bool(reason) or self._was_cut
+            if following > self._scan.end:
+                self._replay.close_append()  # a part of it is damaged; the rest of it is kept
             start = following
 
     def _process(self, batch: RecordBatch, replay_from: int) -> None:
         self._note_clock_steps(batch)
         self._log.last_store_timestamp = self._last_ms
         self._rebuild.dispatch(batch)
-        if self._followers:
-            for row in _replayed_rows(batch).tolist():
-                if batch.physical_offset[row] >= replay_from:
-                    self._replay(batch.record(row))
-
-    def _replay(self, record: StoredRecord) -> None:
-        """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""
-        for follower in self._followers:
-            try:
-                follower.replay(record)
-            except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
-                self._limited_log.log(
-                    ERROR,
-                    "store.record_not_replayed",
-                    topic=record.topic,
-                    physical_offset=record.physical_offset,
-                    exc_info=exc,
-                )
+        self._replay.add(batch, replay_from)
 
     def _note_clock_steps(self, batch: RecordBatch) -> None:
         times = np.append(self._last_ms, batch.store_timestamp)
@@ -547,44 +597,3 @@ class Recovery:
         except BadRecordError:
             return None
         return record if (record.physical_offset, record.total_size) == (damaged.start, damaged.size) else None
-
-
-def is_lost_write(file: MappedFile, at: int, end: int) -> bool:
-    """Return True if the record at byte *at* is invalid because a part of it never reached the disk.
-
-    A disk writes whole sectors. A sector that was not written has its old bytes: first of earlier records, then zeros
-    up to its end. So at least one sector has only zeros from *at* or its start up to its end.
-
-    Args:
-        end: Start of the next whole record, or end of the file.
-    """
-    first_end = at - at % _SECTOR + _SECTOR
-    head = file.view[at : min(first_end, end)]
-    # The first bytes of the size are zero in most valid records, so four zeros or fewer prove nothing.
-    if not any(head) and (len(head) > 4 or _is_valid_with_size(file.view[at:end], len(head))):
-        return True
-    return any(
-        not any(file.view[sector : sector + _SECTOR])
-        for sector in range(first_end, min(end, file.size) - _SECTOR + 1, _SECTOR)
-    )
-
-
-def _is_valid_with_size(data: bytes, lost: int) -> bool:
-    """Return True if the record is valid once the first *lost* bytes of its size are restored."""
-    try:
-        parse_record(len(data).to_bytes(4, "big")[:lost] + data[lost:])
-    except BadRecordError:
-        return False
-    return True
-
-
-def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
-    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
-
-    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
-    """
-    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
-    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
-        properties = batch.properties(row)
-        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
-    return np.flatnonzero(replaces)

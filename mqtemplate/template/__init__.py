@@ -2,6 +2,7 @@
 
 from mqtemplate.template.options import (
     MessageQueueSelector,
+    Send,
     SendOptions,
     parse_destination,
     select_queue_by_hash,
@@ -22,6 +23,7 @@ __all__ = [
     "LocalRequestCallback",
     "MessageQueueSelector",
     "RocketMQTemplate",
+    "Send",
     "SendCallback",
     "SendOptions",
     "Subscription",

@@ -5,18 +5,28 @@ The broker's clock counts delay levels and relative delays, from the arrival at 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, TypedDict, Unpack
 
-from mqtemplate.broker import Broker
+from mqtemplate.broker import Broker, QueuedMessage
 from mqtemplate.durations import Duration, format_ms, option_ms
 from mqtemplate.errors import DelayError, MessageError, MQTemplateError
 from mqtemplate.message import DELAY_PROPERTIES, Property, key_text, property_text, storable
 from mqtemplate.numbers import INT_MAX, PARSED_MAX, parse_number
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
+from mqtemplate.pending import (
+    ConditionalSend,
+    OnPending,
+    PendingCounts,
+    PendingPage,
+    PendingQuery,
+    PendingState,
+    ScheduleChange,
+    ScheduleChangeStatus,
+)
 from mqtemplate.template.asynchronous import Background, awaitable
-from mqtemplate.template.options import unknown_option
+from mqtemplate.template.options import Send, unknown_option
 from mqtemplate.topics import check_given_topic
 from mqtemplate.user_code import shown
 
@@ -62,6 +72,48 @@ def delay_properties(
     if deliver_at is not None:
         return {Property.TIMER_DELIVER_MS: str(_deliver_ms(deliver_at, now_ms))}
     return {}
+
+
+def pending_key_properties(
+    pending_key: object, on_pending: object, no_later_than: Duration | None, *, is_strict: object = False
+) -> dict[str, str]:
+    """Return the properties that request one pending message by key; empty without a key.
+
+    Raises:
+        MessageError: One of the options has an invalid value, or is given without the one that it needs.
+    """
+    if not isinstance(is_strict, bool):
+        raise MessageError(f"on_pending_strict must be True or False, got {shown(is_strict)}")
+    if pending_key is None:
+        given = [f"on_pending={shown(on_pending)}"] if on_pending is not None else []
+        given += [f"no_later_than={shown(no_later_than)}"] if no_later_than is not None else []
+        given += ["on_pending_strict=True"] if is_strict else []
+        if given:
+            raise MessageError(f"{' and '.join(given)} needs pending_key=, the key under which one message is pending")
+        return {}
+    key = property_text("pending_key", pending_key)
+    if not key:
+        raise MessageError("pending_key is empty; pass a text, such as the id of a cart, or leave it out")
+    chosen = OnPending.REPLACE
+    if on_pending is not None:
+        if not isinstance(on_pending, str) or on_pending not in list(OnPending):
+            known = ", ".join(repr(each.value) for each in OnPending)
+            raise MessageError(f"on_pending must be one of {known}, got {shown(on_pending)}")
+        chosen = OnPending(on_pending)
+    properties = {Property.PENDING_KEY: key, Property.ON_PENDING: chosen.value}
+    if is_strict:
+        properties[Property.ON_PENDING_STRICT] = "true"
+    if no_later_than is not None:
+        if chosen is not OnPending.POSTPONE:
+            raise MessageError(
+                f"no_later_than limits how far a message is postponed, so it needs on_pending='postpone', got "
+                f"{chosen.value!r}; remove it"
+            )
+        latest_ms = option_ms("no_later_than", no_later_than, MessageError)
+        if latest_ms < 1:
+            raise MessageError(f"no_later_than must be 1 ms or longer, got {shown(no_later_than)}")
+        properties[Property.NO_LATER_THAN] = str(latest_ms)
+    return properties
 
 
 def deliver_time(delay: Duration | None, deliver_at: datetime | int | None, now_ms: int) -> int:
@@ -210,7 +262,7 @@ class ChangeableOutbox(Protocol):
         """Store the same change for the messages that the broker has, until it can be reached again."""
 
 
-class PendingVerbs:
+class PendingVerbs(ABC):
     """Verbs of `mqtemplate.template.RocketMQTemplate` for messages that are not delivered yet."""
 
     broker: Broker
@@ -225,7 +277,14 @@ class PendingVerbs:
         """
         self._outboxes[table] = outbox
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[Send] = (),
+    ) -> ScheduleChange:
         """Cancel pending messages, by the handle of a `SendResult` or by a key. Levels and timers alike.
 
         The returned status is final: a message with ``CANCELLED`` is never delivered, one with ``ALREADY_DELIVERED`` is
@@ -238,8 +297,14 @@ class PendingVerbs:
             handle: `SendResult.handle`; the handle of a batch names all its messages.
             key: A business key or message id, instead of the handle. All pending messages with it are cancelled.
             topic: With *key*: only messages for this topic.
+            then: Messages to send if this call cancels: ``then=[Send("orders:cancelled", order)]``. They are stored
+                together with the cancel, all of it or nothing, and `ScheduleChange.sent` has their results. If nothing
+                is pending any more, they are not sent. They may have delays, but no ``pending_key``. Middlewares do not
+                see them.
         """
         topic = _checked(topic)
+        if then:
+            return self.broker.delayed.cancel(handle, key=key, topic=topic, then=self._queued(then))
         if key is not None and handle is None and self._outboxes:
             return self._change_everywhere(key_text(key), topic, None)
         return self.broker.delayed.cancel(handle, key=key, topic=topic)
@@ -252,6 +317,7 @@ class PendingVerbs:
         deliver_at: datetime | int | None = None,
         key: str | None = None,
         topic: str | None = None,
+        then: Sequence[Send] = (),
     ) -> ScheduleChange:
         """Change the deliver time of pending messages; without *delay* and *deliver_at*, deliver them now.
 
@@ -263,9 +329,64 @@ class PendingVerbs:
         """
         deliver_ms = deliver_time(delay, deliver_at, self.broker.clock.now_ms())
         topic = _checked(topic)
+        if then:
+            return self.broker.delayed.reschedule(handle, deliver_ms, key=key, topic=topic, then=self._queued(then))
         if key is not None and handle is None and self._outboxes:
             return self._change_everywhere(key_text(key), topic, deliver_ms)
         return self.broker.delayed.reschedule(handle, deliver_ms, key=key, topic=topic)
+
+    def send_if(
+        self,
+        sends: Send | Sequence[Send],
+        *,
+        pending: str | None = None,
+        delivered: str | None = None,
+        key: str | None = None,
+        topic: str | None = None,
+        state: PendingState = PendingState.PENDING,
+    ) -> ConditionalSend:
+        """Send only if a delayed message is still pending, or was delivered. The broker decides and stores in one step.
+
+        ::
+
+            template.send_if(Send("mails:reminder", mail), pending=result.handle)
+            template.send_if([Send("orders:expired", order)], delivered=result.handle)
+            template.send_if(Send("mails:reminder", mail), key="cart-17", state=PendingState.PENDING)
+
+        Args:
+            sends: Messages, stored all or none. They may have delays, but no ``pending_key``. Middlewares do not see
+                them.
+            pending: Handle of a message that must be pending.
+            delivered: Handle of a message that must be delivered to its topic.
+            key: A business key or message id, instead of a handle. One message with it that is pending decides.
+            topic: With *key*: only messages for this topic.
+            state: With *key*: ``PENDING`` or ``DELIVERED``.
+
+        Returns:
+            The state, and the results of the messages: empty if the condition did not hold.
+        """
+        given = [each for each in (pending, delivered, key) if each is not None]
+        if len(given) != 1:
+            raise MessageError(
+                f"send_if needs one condition: pending=handle, delivered=handle or key=..., got {len(given)} of them"
+            )
+        if state not in (PendingState.PENDING, PendingState.DELIVERED) or (
+            key is None and state is not PendingState.PENDING
+        ):
+            raise MessageError(
+                "state must be PendingState.PENDING or PendingState.DELIVERED, and is for key= only, "
+                f"got {shown(state)}"
+            )
+        messages = self._queued([sends] if isinstance(sends, Send) else sends)
+        if not messages:
+            raise MessageError("send_if has no message to send; give it at least one Send")
+        wanted = PendingState.DELIVERED if delivered is not None else PendingState(state)
+        handle = pending if delivered is None else delivered
+        return self.broker.delayed.send_if(messages, wanted, handle, key=key, topic=_checked(topic))
+
+    @abstractmethod
+    def _queued(self, sends: Sequence[Send]) -> list[QueuedMessage]:
+        """Return the messages of *sends* with their queues."""
 
     def _change_everywhere(self, key: str, topic: str | None, deliver_ms: int | None) -> ScheduleChange:
         """Change the messages of the outboxes and of the broker.
@@ -329,6 +450,7 @@ class PendingVerbs:
 
     async_cancel = awaitable(cancel)
     async_reschedule = awaitable(reschedule)
+    async_send_if = awaitable(send_if)
     async_pending = awaitable(pending)
     async_count_pending = awaitable(count_pending)
 

@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
-from mqtemplate.durations import Duration
+from mqtemplate.durations import Duration, with_unit
 from mqtemplate.errors import DestinationError, MessageError
 from mqtemplate.hashes import queue_number
 from mqtemplate.message import Message, MessageQueue, Property, property_text
+from mqtemplate.pending import OnPending
 from mqtemplate.selectors.tags import tag_problem
 from mqtemplate.topics import check_topic
 from mqtemplate.user_code import did_you_mean, shown
@@ -117,8 +118,23 @@ class SendOptions(TypedDict, total=False):
     queue: MessageQueue | None
     """A queue of the topic. Without it, and without *hash_key*, the queues take turns."""
 
+    pending_key: str | int | None
+    """With a delay: at most one message of the topic is pending under this key. A number is its text."""
+
+    on_pending: OnPending | str | None
+    """What happens if a message is pending under *pending_key*: ``"replace"`` (the default), ``"keep"``,
+    ``"postpone"`` or ``"refuse"``; see `OnPending`."""
+
+    no_later_than: Duration | None
+    """With ``on_pending="postpone"``: the delivery is at most this long after the first send: ``"2h"`` or a
+    timedelta."""
+
+    on_pending_strict: bool
+    """Refuse the send if the broker does not decide about *pending_key* in one step: a RocketMQ cluster needs two."""
+
 
 SEND_OPTIONS = frozenset(SendOptions.__annotations__)
+PENDING_KEY_OPTIONS = frozenset({"pending_key", "on_pending", "no_later_than", "on_pending_strict"})
 QUEUE_OPTIONS = frozenset({"hash_key", "queue"})
 """Options that select the queue."""
 
@@ -137,11 +153,60 @@ def shows_send_options(verb: _Verb) -> _Verb:
 def _option_parameters() -> Iterator[inspect.Parameter]:
     for name, kind in SendOptions.__annotations__.items():
         annotation = getattr(kind, "__forward_arg__", kind)
-        default = None if "None" in str(annotation) else ()
+        default = None if "None" in str(annotation) else False if "bool" in str(annotation) else ()
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 _OPTION_PARAMETERS = tuple(_option_parameters())
+
+
+class Send:
+    """Message to be sent later, by who gets this object. Arguments as `RocketMQTemplate.sync_send`.
+
+    A handler returns it, or a list of them: it is sent after the handler has succeeded and before the message of the
+    handler is committed. Delivery is at least once: if the process dies between the two, the handler runs again and so
+    does the send. `RocketMQTemplate.cancel` and `RocketMQTemplate.reschedule` take them as ``then``, and
+    `RocketMQTemplate.send_if` sends them under a condition.
+
+    Attributes:
+        options: Options of the send by name.
+    """
+
+    __slots__ = ("delay_level", "destination", "options", "payload")
+
+    @shows_send_options
+    def __init__(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> None:
+        check_options("Send", options)
+        self.destination = destination
+        self.payload = payload
+        self.delay_level = delay_level
+        self.options = with_units(options)
+
+    def __repr__(self) -> str:
+        return f"Send({self.destination!r}, {self.payload!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Send) and self._fields() == other._fields()
+
+    __hash__ = None  # type: ignore[assignment]  # payloads need not be hashable
+
+    def _fields(self) -> tuple[object, ...]:
+        return self.destination, self.payload, self.delay_level, self.options
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Raise `TypeError` if one of the options of *name* is not an option of the sending verbs."""
+    unknown = options.keys() - SEND_OPTIONS
+    if unknown:
+        known = ", ".join(sorted(SEND_OPTIONS))
+        raise TypeError(f"{name} has no option {min(unknown)!r}; it has delay_level, {known}")
+
+
+def with_units(options: SendOptions) -> SendOptions:
+    """Return options for a later send: a delay without a unit draws its warning where it is written."""
+    if "delay" in options:
+        options["delay"] = with_unit("delay", options["delay"])
+    return options
 
 
 def unknown_option(verb: Callable[..., object], given: Iterable[str], known: Iterable[str]) -> TypeError:

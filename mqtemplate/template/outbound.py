@@ -19,8 +19,8 @@ from mqtemplate.message import (
 )
 from mqtemplate.numbers import INT_MAX, parse_number
 from mqtemplate.selectors.tags import tag_problem
-from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties
-from mqtemplate.template.options import Destination, SendOptions, parse_destination
+from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties, pending_key_properties
+from mqtemplate.template.options import PENDING_KEY_OPTIONS, Destination, SendOptions, parse_destination
 from mqtemplate.user_code import shown
 
 HEADER_PREFIX = "rocketmq_"
@@ -131,15 +131,31 @@ def read_options(delay_level: int, options: SendOptions, now_ms: Callable[[], in
     """
     delay, deliver_at = options.get("delay"), options.get("deliver_at")
     keys, headers = options.get("keys"), options.get("headers")
-    if not (delay_level or delay is not None or deliver_at is not None or keys is not None or headers):
+    has_key = not PENDING_KEY_OPTIONS.isdisjoint(options)
+    if not (delay_level or delay is not None or deliver_at is not None or keys is not None or headers or has_key):
         return NO_EXTRAS
     properties = delay_properties(delay_level, delay, deliver_at, now_ms())
+    if has_key:
+        properties = _read_pending_key(options) | properties
     if keys is not None and (joined := joined_keys(keys)):
         properties[Property.KEYS] = joined
     if not properties and not headers:
         return NO_EXTRAS
     own = Extras(properties, None)
     return _merged(own, _read_headers(headers, now_ms())) if headers else own
+
+
+def _read_pending_key(options: SendOptions) -> dict[str, str]:
+    properties = pending_key_properties(
+        options.get("pending_key"),
+        options.get("on_pending"),
+        options.get("no_later_than"),
+        is_strict=options.get("on_pending_strict", False),
+    )
+    if properties and options.get("delay") is not None:
+        # A delay of 0 is a delay here: the message is delivered now, and still decides about the pending one.
+        return {Property.TIMER_DELAY_MS: "0"} | properties
+    return properties
 
 
 def _read_headers(headers: Mapping[str, object], now_ms: int) -> Extras:
@@ -265,4 +281,10 @@ def _with_tag(target: Destination, extras: Extras) -> dict[str, str]:
         raise MessageError(
             f"the tag is given twice: {shown(target.tag)} in the destination and {shown(tag)} as a header; give it once"
         )
-    return {**target.properties, **extras.properties}
+    properties = {**target.properties, **extras.properties}
+    if Property.PENDING_KEY in properties and properties.keys().isdisjoint(DELAY_PROPERTIES):
+        raise MessageError(
+            f"pending_key={shown(properties[Property.PENDING_KEY])} needs a delay: only a delayed message is pending; "
+            "pass delay=, deliver_at= or delay_level=, or leave the key out"
+        )
+    return properties

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 from weakref import WeakSet
 
-from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel
+from mqtemplate.broker import Broker, ConsumeFromWhere, MessageModel, QueuedMessage
 from mqtemplate.calls.handling import Observation
 from mqtemplate.calls.middlewares import middleware_sends
 from mqtemplate.calls.send import ASYNC, BATCH, HALF, ONE_WAY, REQUEST, SEND, SendCall, SendKind, SendPipeline
@@ -23,7 +23,7 @@ from mqtemplate.errors import (
     SendTimeoutError,
 )
 from mqtemplate.futures import AwaitableFuture, refuse_on_handler_loop
-from mqtemplate.message import Message, MessageQueue, Property, SelectedQueue
+from mqtemplate.message import Message, MessageQueue, Property, SelectedQueue, property_text
 from mqtemplate.results import SendResult, TransactionSendResult
 from mqtemplate.selectors.tags import SelectorType
 from mqtemplate.template.asynchronous import Background, TemplateRequests, add_callbacks, awaitable, awaitable_overloads
@@ -32,6 +32,7 @@ from mqtemplate.template.options import (
     QUEUE_OPTIONS,
     SEND_OPTIONS,
     MessageQueueSelector,
+    Send,
     SendOptions,
     hash_key_text,
     select_queue_by_hash,
@@ -359,6 +360,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         arg: object = None,
         timeout: Duration | None = None,
         delay_level: int = 0,
+        *,
+        cancels: str | None = None,
         **options: Unpack[SendOptions],
     ) -> TransactionSendResult:
         """Send a message that is delivered if the local transaction commits, and dropped if it rolls back.
@@ -371,6 +374,10 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
         A delay counts from the commit. The other arguments, and the errors before the broker has the message, are those
         of `sync_send`; a list is refused.
 
+        Args:
+            cancels: Handle of a pending message. The commit cancels it, and delivers this message only if it was
+                pending until then: both in one step of the broker. A rollback leaves it as it is.
+
         Returns:
             The result with ``local_transaction_state``. The state is ``ROLLBACK``, without a call of the listener, if
             the broker cannot guarantee that the message is stored (`SendResult.send_status`).
@@ -379,6 +386,8 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
             raise MessageError("a transaction has one message, got a list; pass a tuple to send one JSON array")
         verb = "send_in_transaction"
         call = self._call(HALF, verb, destination, payload, timeout, delay_level, options)
+        if cancels is not None:
+            call.messages[0].properties[Property.CANCELS] = property_text("cancels", cancels)
         return self._transactions.send(call, destination, arg)
 
     async_send_in_transaction = awaitable(send_in_transaction)
@@ -523,6 +532,20 @@ class RocketMQTemplate(SpringNames, PendingVerbs):
                 "nothing was sent"
             )
         return SendCall(kind, messages, queue, left_ms, self.broker.clock)
+
+    def _queued(self, sends: Sequence[Send]) -> list[QueuedMessage]:
+        found: list[QueuedMessage] = []
+        for each in sends:
+            if not isinstance(each, Send):
+                raise MessageError(f"the messages must be Send objects, got {type(each).__name__} {shown(each)}")
+            if isinstance(each.payload, list):
+                raise MessageError("a Send here is one message, got a list; give one Send for each item")
+            extras = read_options(each.delay_level, each.options, self._now_ms)
+            if Property.PENDING_KEY in extras.properties:
+                raise MessageError("a Send that is stored together with a change has no pending_key; remove it")
+            message = self._messages.one(each.destination, each.payload, extras)
+            found.append((message, self._selected_queue([message], each.options)))
+        return found
 
     def _selected_queue(self, messages: Sequence[Message], options: SendOptions) -> MessageQueue | None:
         """Return the queue that the caller chose; None if the broker selects it. A key may select another one later."""

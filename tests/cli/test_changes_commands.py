@@ -157,6 +157,36 @@ def test_one_message_that_is_named_is_changed_without_a_question(on_folder: Comm
     assert "undo it with: mqtemplate undo " in done.errors
 
 
+def test_a_message_is_sent_in_the_same_step_as_a_cancel(on_folder: CommandLine) -> None:
+    then = ("--then", "mails:thanks", "invoice 1 is paid", "--then-delay", "1h", "--then-key", "invoice-1")
+
+    done = on_folder.ok("delayed", "cancel", "due-1", *then)
+    late = on_folder("delayed", "cancel", "due-1", *then)
+
+    [pending] = on_folder.json("delayed", "ls", "--topic", "mails")
+    assert (pending["tags"], pending["keys"]) == ("thanks", "invoice-1")
+    assert done.output == f"1 cancelled\nsent {pending['msg_id']} to mails\n"
+    assert late.code == 3
+    assert "'due-1': no pending message was changed, its state is: cancelled" in late.errors
+
+
+def test_of_many_cancelled_messages_the_preview_says_what_is_sent(backlog: CommandLine) -> None:
+    then = ("--then", "mails", "all are cancelled")
+    shown = backlog.ok("delayed", "cancel", "4466", *then, "--dry-run")
+    done = backlog.json("delayed", "cancel", "4466", *then, "--yes")
+
+    assert "What is sent is sent in the same step, and only if a message is cancelled." in shown.errors
+    assert (done["count"], [each["topic"] for each in done["sent"]]) == (_COUNT, ["mails"])
+    assert pending(backlog) == 0
+
+
+def test_options_of_a_message_that_is_not_given_are_refused(on_folder: CommandLine) -> None:
+    refused = on_folder("delayed", "cancel", "due-1", "--then-delay", "1h")
+
+    assert refused.code == 2
+    assert "it describes the message of --then; give that, too" in " ".join(refused.errors.split())
+
+
 def test_a_reschedule_by_a_key_of_many_asks_too(backlog: CommandLine) -> None:
     refused = backlog("delayed", "reschedule", "4466", "--now")
 

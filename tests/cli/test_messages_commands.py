@@ -78,3 +78,35 @@ def test_a_message_is_shown_by_either_id(run: CommandLine) -> None:
     shown = run.ok("messages", "--id", message["msg_id"]).output
     assert '"number": 2' in shown
     assert "KEYS=order-2" in shown
+
+
+# --- pending keys ---------------------------------------------------------------------------------
+
+
+def test_a_pending_key_replaces_keeps_or_refuses(run: CommandLine) -> None:
+    """The result says what happened, and the list of pending messages shows the key."""
+    key = ("--delay", "3h", "--pending-key", "cart-17")
+
+    [first] = run.json("send", "carts", "2 books", *key)
+    [second] = run.json("send", "carts", "3 books", *key)
+    [kept] = run.json("send", "carts", "4 books", *key, "--on-pending", "keep")
+    refused = run("send", "carts", "5 books", *key, "--on-pending", "refuse")
+
+    assert (first["decision"], second["decision"], kept["decision"]) == ("stored", "replaced", "kept")
+    assert second["replaced"] == [first["handle"]]
+    assert kept["msg_id"] == second["msg_id"]
+    assert refused.code != 0
+    assert "with pending_key 'cart-17' is pending for topic 'carts'" in refused.errors
+    [pending] = run.json("delayed", "ls", "--topic", "carts")
+    assert (pending["msg_id"], pending["pending_key"]) == (second["msg_id"], "cart-17")
+    assert "replaced" in run.ok("send", "carts", "6 books", *key).output
+
+
+def test_a_pending_key_needs_a_delay_and_a_limit_needs_postpone(run: CommandLine) -> None:
+    without_delay = run("send", "carts", "2 books", "--pending-key", "cart-17")
+    without_postpone = run(
+        "send", "carts", "2 books", "--delay", "1h", "--pending-key", "cart-17", "--no-later-than", "2h"
+    )
+
+    assert "needs a delay" in without_delay.errors
+    assert "needs on_pending='postpone'" in without_postpone.errors

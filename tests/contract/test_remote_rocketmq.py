@@ -137,6 +137,7 @@ def test_a_cluster_of_5_has_timers(rocketmq_5: str, tmp_path: Path) -> None:
         assert under_test.broker.capabilities == _BOTH | {
             Capability.TIMER,
             Capability.TIMER_CHANGE,
+            Capability.PENDING_KEY_STEPS,
             Capability.RETRY_DELAY,
             Capability.POP,
         }

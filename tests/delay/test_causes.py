@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mqtemplate.delay.causes import LatenessCauses
+from mqtemplate.delay.pending_rows import LatenessCauses
 from mqtemplate.metrics import HistogramSnapshot, Metrics
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mqtemplate.delay.causes import observe_all
+from mqtemplate.delay.pending_rows import observe_all
 from mqtemplate.metrics import HistogramSnapshot, ValueHistogram
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag

@@ -9,13 +9,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
-from mqtemplate.errors import BrokerError, SendError
+from mqtemplate.errors import BrokerError, SendError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.pace import FIRST_WINDOW
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
-from mqtemplate.results import SendResult
+from mqtemplate.results import SendResult, TransactionState
 from mqtemplate.topics import HAND_OVER_GROUP, HAND_OVER_MOVED_TOPIC, HAND_OVER_TOPIC
 from tests.handover.two_brokers import TOPIC, TwoBrokers
 
@@ -44,6 +44,103 @@ def test_levels_and_timers_move_with_id_keys_properties_and_due_time(brokers: Tw
     [arrived] = [each for each in brokers.arrived() if each.msg_id == timer.msg_id]
     assert (arrived.body, arrived.tags, arrived.keys, arrived.flag, arrived.queue_id) == (b"body", "paid", "a b", 7, 2)
     assert arrived.user_properties == {"colour": "red"}
+
+
+# --- messages with a pending key ------------------------------------------------------------------
+
+KEYED = {Property.PENDING_KEY: "cart", "TIMER_DELAY_MS": "600000"}
+
+
+def send_before_the_hand_over(brokers: TwoBrokers, message: Message) -> SendResult:
+    brokers.old.hand_over.change(HandOverPhase.ABORTED)
+    result = brokers.old.sends.send(message)
+    brokers.old.hand_over.begin("new:9876")
+    return result
+
+
+def test_moved_messages_keep_their_pending_key_and_decide_nothing(brokers: TwoBrokers) -> None:
+    """Whatever is pending in the new broker stays, and the next send under the key finds what was moved."""
+    since_ms = brokers.clock.now_ms()
+    moved = send_before_the_hand_over(brokers, Message(TOPIC, b"moved", KEYED))
+    brokers.new.sends.send(Message(TOPIC, b"new", KEYED | {"TIMER_DELAY_MS": "700000"}))
+
+    brokers.advance(1_000)
+    assert brokers.old.delayed.count_pending(ALL).total == 0
+    assert brokers.new.delayed.count_pending(ALL).total == 2
+
+    limited = {Property.ON_PENDING: "postpone", Property.NO_LATER_THAN: "900000", "TIMER_DELAY_MS": "9000000"}
+    later = brokers.new.sends.send(Message(TOPIC, b"later", KEYED | limited))
+    assert later.msg_id == moved.msg_id
+    [pending] = brokers.new.delayed.pending(PendingQuery(key=moved.msg_id)).messages
+    assert pending.deliver_ms == since_ms + 900_000
+
+
+@pytest.mark.parametrize("phase", [HandOverPhase.RUNNING, HandOverPhase.PAUSED, HandOverPhase.ABORTING])
+def test_the_old_broker_refuses_a_pending_key_until_the_hand_over_is_aborted(
+    brokers: TwoBrokers, phase: HandOverPhase
+) -> None:
+    """A client that knows only the old broker would store a second message beside the one that has moved."""
+    send_before_the_hand_over(brokers, Message(TOPIC, b"first", KEYED))
+    brokers.advance(1_000)
+    if phase is not HandOverPhase.RUNNING:
+        brokers.old.hand_over.change(phase)
+    brokers.kill_old()  # the phase is known after a restart, too
+    sends, message = brokers.old.sends, Message(TOPIC, b"second", KEYED)
+
+    for send in (
+        lambda: sends.send(message),
+        lambda: sends.send_batch([Message(TOPIC, b"without a key"), message]),
+        lambda: sends.send_async([message]).result(),
+        lambda: sends.send_one_way(message),
+        lambda: sends.send_half(message, "producers"),
+    ):
+        with pytest.raises(UnsupportedError) as caught:
+            send()
+        assert str(caught.value) == (
+            "pending_key='cart' of a message for 'orders': this broker hands its pending messages over to new:9876 "
+            f"({phase.value}), so the message that is pending under the key may be there; send it without the key, or "
+            "to that broker after the hand-over is confirmed"
+        )
+    assert brokers.old.delayed.count_pending(ALL).total == 0
+    assert brokers.arrived() == []
+
+
+@pytest.mark.parametrize("can_reserve", [True, False])
+def test_after_an_abort_a_message_that_came_back_is_found_under_its_key(brokers: TwoBrokers, can_reserve: bool) -> None:
+    """Also from a broker of RocketMQ, from which it is recalled; its first send counts on."""
+    brokers.new_can_reserve = can_reserve
+    brokers.mover = brokers._mover()
+    since_ms = brokers.clock.now_ms()
+    first = send_before_the_hand_over(brokers, Message(TOPIC, b"first", KEYED))
+    brokers.advance(2_000)
+    assert brokers.new.delayed.count_pending(ALL).total == 1
+    brokers.old.hand_over.change(HandOverPhase.ABORTING)
+    brokers.advance(60_000)
+    state = brokers.old.hand_over.state()
+    assert state is not None
+    assert state.phase is HandOverPhase.ABORTED
+
+    limited = {Property.ON_PENDING: "postpone", Property.NO_LATER_THAN: "900000", "TIMER_DELAY_MS": "9000000"}
+    later = brokers.old.sends.send(Message(TOPIC, b"later", KEYED | limited))
+
+    assert later.msg_id == first.msg_id
+    assert [each.deliver_ms for each in brokers.old.delayed.pending(ALL).messages] == [since_ms + 900_000]
+
+
+def test_a_transaction_that_was_open_commits_during_the_hand_over(brokers: TwoBrokers) -> None:
+    """The commit is never refused. It replaces what is still pending in the old broker."""
+    brokers.old.hand_over.change(HandOverPhase.ABORTED)
+    brokers.old.sends.send(Message(TOPIC, b"first", KEYED))
+    half = brokers.old.sends.send_half(Message(TOPIC, b"second", KEYED), "producers")
+    brokers.old.hand_over.begin("new:9876")
+
+    brokers.old.transactions.end_transaction(half, TransactionState.COMMIT)
+    brokers.advance(700_000)
+
+    assert [each.body for each in brokers.arrived()] == [b"second"]
+
+
+# --- the move -------------------------------------------------------------------------------------
 
 
 def test_messages_of_one_sharding_key_move_to_the_queue_that_producers_choose(brokers: TwoBrokers) -> None:

@@ -10,11 +10,11 @@ import pytest
 from mqtemplate.broker import Broker
 from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker
-from mqtemplate.errors import BrokerError, UnknownNameError
+from mqtemplate.errors import BrokerError, UnknownNameError, UnsupportedError
 from mqtemplate.handover.admin import copy_topics
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.mover import Mover
-from mqtemplate.message import Message
+from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.route import ClusterInfo
@@ -74,6 +74,32 @@ def test_pending_messages_move_to_a_server_with_ids_and_due_times(old: Broker, n
         assert ended is not None
         assert new.delayed.cancel(ended.handle).status is ScheduleChangeStatus.CANCELLED
     assert due_times(new) == {}
+
+
+@pytest.mark.parametrize("change", ["replace", "cancel"])
+def test_a_message_that_moved_to_a_server_is_found_there_under_its_pending_key(
+    old: Broker, new: RemoteBroker, change: str
+) -> None:
+    keyed = {Property.PENDING_KEY: "cart", Property.KEYS: "4466", Property.TIMER_DELAY_MS: str(HOUR_MS)}
+    moved = old.sends.send(Message("orders", b"moved", keyed))
+    old.hand_over.begin("new")
+    mover = Mover(old, new, FAST)
+    mover.start()
+    try:
+        eventually(lambda: moved.msg_id in due_times(new), "the message is in the new broker")
+        eventually(lambda: old.hand_over.counts().moved == 1, "its transit has ended")
+    finally:
+        mover.close()
+
+    with pytest.raises(UnsupportedError, match="pending_key='cart' of a message for .*hands its pending messages over"):
+        old.sends.send(Message("orders", b"second in the old broker", keyed))
+    if change == "cancel":
+        assert new.delayed.cancel(key="4466", topic="orders").status is ScheduleChangeStatus.CANCELLED
+    later = new.sends.send(Message("orders", b"later", keyed))
+
+    assert len(later.replaced) == (change == "replace")
+    assert list(due_times(new)) == [later.msg_id]
+    assert due_times(old) == {}
 
 
 def test_a_cluster_without_a_broker_at_the_start_is_asked_again_for_its_longest_delay() -> None:

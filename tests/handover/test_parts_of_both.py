@@ -48,6 +48,24 @@ def read(brokers: TwoBrokers, topic: str) -> dict[str, list[str]]:
 # --- sends ----------------------------------------------------------------------------------------
 
 
+def test_a_send_with_a_pending_key_is_refused(brokers: TwoBrokers) -> None:
+    """What is pending under the key may be in either broker, or between them."""
+    with brokers.application() as app:
+        options = {"delay": "1m", "pending_key": "cart"}
+        for send in (
+            lambda: app.template.sync_send("orders", "one", **options),
+            lambda: app.template.async_send("orders", "one", **options).result(),
+            lambda: app.template.sync_send("orders", ["one", "two"], **options),
+            lambda: app.template.send_one_way("orders", "one", **options),
+        ):
+            with pytest.raises(UnsupportedError) as caught:
+                send()
+            assert "pending_key='cart' of a message for 'orders', during a hand-over" in str(caught.value)
+            assert "send it without the key, or after the hand-over is confirmed" in str(caught.value)
+
+        assert app.template.count_pending().total == 0
+
+
 def test_sends_go_to_the_new_broker_from_the_first_moment(brokers: TwoBrokers) -> None:
     brokers.send_old("orders", "old 1")
     with brokers.application() as app:

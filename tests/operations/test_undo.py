@@ -178,6 +178,32 @@ def test_cancelled_messages_come_back_as_copies_with_new_ids_due_at_the_old_time
         undo_change(access, undone)
 
 
+def test_a_copy_keeps_the_pending_key_and_another_message_under_it(access: BrokerAccess, audit: AuditLog) -> None:
+    """The undo of a cancel is no new request: what was sent under the key since then stays."""
+    sends, pending = access.open_for_changes().sends, access.broker.delayed
+
+    def message(body: bytes, key: str) -> Message:
+        properties = {Property.KEYS: body.decode(), Property.PENDING_KEY: key, Property.TIMER_DELAY_MS: str(HOUR_MS)}
+        return Message("carts", body, properties)
+
+    for number in (1, 2):
+        sends.send(message(b"old-%d" % number, f"cart-{number}"))
+    of_carts = PendingQuery(topic="carts")
+    cancel = PendingChange(PendingAction.CANCEL)
+    logged = made(PendingMessagesChange(access, lambda of: DelayedOperations(of).all(of_carts), cancel, {}), audit)
+    sends.send(message(b"new-2", "cart-2"))
+
+    undo = undo_change(access, logged)
+    notes, undone = undo.preview.notes, made(undo, audit)
+
+    assert notes == ("2 of them have a pending key: none is sent while another is pending under its key.",)
+    assert undone.facts["sent"] == undone.facts["kept"] == 1
+    found = {each.keys: each.pending_key for each in pending.pending(of_carts).messages}
+    assert found == {"old-1": "cart-1", "new-2": "cart-2"}
+    later = sends.send(message(b"new-1", "cart-1"))
+    assert len(later.replaced) == 1
+
+
 @pytest.mark.parametrize("sent", [0, 1, 3])
 def test_an_undo_that_was_interrupted_sends_each_copy_once_when_it_is_repeated(
     access: BrokerAccess, audit: AuditLog, monkeypatch: pytest.MonkeyPatch, sent: int

@@ -32,5 +32,6 @@ def test_the_signature_of_a_send_names_each_send_option() -> None:
     """As those of the template do, in ``help()`` and in notebooks."""
     sends = [mqtemplate.outbox.SQLAlchemyOutbox.send, mqtemplate.outbox.AsyncSQLAlchemyOutbox.send, OutboxSession.send]
 
+    options = list(SendOptions.__annotations__)
     for send in sends:
-        assert list(inspect.signature(send).parameters)[-6:] == list(SendOptions.__annotations__)
+        assert list(inspect.signature(send).parameters)[-len(options) :] == options

@@ -15,6 +15,7 @@ from mqtemplate import EmbeddedBroker, Message, MessageQueue, MQApplication, Roc
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import ConfigurationError, DestinationError, MessageError, SendError
 from mqtemplate.outbox import AsyncSQLAlchemyOutbox, SQLAlchemyOutbox
+from mqtemplate.pending import PendingQuery
 from mqtemplate.testing.harness import Harness
 from mqtemplate.testing.recording import messages_in
 from tests.kit import Kit
@@ -323,3 +324,55 @@ def test_an_async_outbox_relays_on_the_loop(url: str) -> None:
 def test_an_async_outbox_is_refused_on_a_virtual_clock(url: str, mqtemplate_template: RocketMQTemplate) -> None:
     with pytest.raises(ConfigurationError, match="test with SQLAlchemyOutbox"):
         AsyncSQLAlchemyOutbox(create_async_engine(async_url(url)), mqtemplate_template)
+
+
+# --- pending keys ----------------------------------------------------------------------------------
+
+
+def test_the_broker_decides_about_a_pending_key_when_the_row_is_relayed(
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
+) -> None:
+    with Session(engine) as session, session.begin():
+        outbox.send(session, "carts", "2 books", delay="15m", pending_key="cart-17")
+        last = outbox.send(session, "carts", "3 books", delay="15m", pending_key="cart-17")
+
+    kit.harness.run_until_idle()
+
+    [pending] = kit.broker.delayed.pending(PendingQuery(topic="carts")).messages
+    assert (pending.msg_id, pending.pending_key) == (last, "cart-17")
+    kit.harness.advance("15m")
+    assert bodies(kit.broker, "carts") == [b"3 books"]
+
+
+def test_a_row_whose_pending_key_is_taken_stays_with_the_reason(
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
+) -> None:
+    """It does not block the rows after it."""
+    with Session(engine) as session, session.begin():
+        for text in ("2 books", "3 books"):
+            outbox.send(session, "carts", text, delay="15m", pending_key="cart-17", on_pending="refuse")
+        outbox.send(session, "orders", "after them")
+
+    kit.harness.run_until_idle()
+
+    assert bodies(kit.broker) == [b"after them"]
+    [(topic, error)] = left(engine)
+    assert topic == "carts"
+    assert error is not None
+    assert "with pending_key 'cart-17' is pending" in error
+
+
+def test_a_row_that_is_relayed_again_does_not_refuse_itself(
+    engine: sa.Engine, outbox: SQLAlchemyOutbox, kit: Kit
+) -> None:
+    """The answer to the first relay was lost."""
+    kit.broker.answers = False
+    with Session(engine) as session, session.begin():
+        outbox.send(session, "carts", "2 books", delay="15m", pending_key="cart-17", on_pending="refuse")
+    kit.harness.run_until_idle()
+
+    kit.broker.answers = True
+    kit.harness.advance("1s")
+
+    assert left(engine) == []
+    assert kit.broker.delayed.count_pending(PendingQuery(topic="carts")).total == 1

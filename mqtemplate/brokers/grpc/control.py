@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from mqtemplate.broker import CheckTransaction, ReleaseCauses
+from mqtemplate.broker import CheckTransaction, QueuedMessage, ReleaseCauses, refuse_then
 from mqtemplate.broker.group_checker import GroupChecker
 from mqtemplate.brokers.grpc.channels import check_status, refusal_text
 from mqtemplate.brokers.grpc.messages import decode_message
@@ -23,7 +23,15 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import Code, TransactionResolution, TransactionSource
 from mqtemplate.message import Property
-from mqtemplate.pending import PendingCounts, PendingPage, PendingQuery, ScheduleChange, ScheduleChangeStatus
+from mqtemplate.pending import (
+    ConditionalSend,
+    PendingCounts,
+    PendingPage,
+    PendingQuery,
+    PendingState,
+    ScheduleChange,
+    ScheduleChangeStatus,
+)
 from mqtemplate.results import HalfMessage, TransactionState
 
 _log = get_logger("mqtemplate.remote")
@@ -193,9 +201,17 @@ class GrpcDelayedMessages:
     def release_causes(self) -> ReleaseCauses | None:
         return None
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
         """See `DelayedMessages.cancel`. A broker accepts a recall without a check that the message is pending."""
         check_selection(handle, key)
+        refuse_then(then, "a broker over gRPC")
         if handle is None:
             _unsupported("cancel by key")
         statuses = [self._recall(each) for each in handle.split(",")]
@@ -224,10 +240,28 @@ class GrpcDelayedMessages:
         return ScheduleChangeStatus.CANCELLED
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; this protocol cannot do it."""
         _unsupported("reschedule: cancel the message and send it again")
+
+    def send_if(
+        self,
+        messages: Sequence[QueuedMessage],
+        state: PendingState,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+    ) -> ConditionalSend:
+        """See `DelayedMessages.send_if`; this protocol cannot do it."""
+        _unsupported("a send under the condition that a message is pending or delivered")
 
     def pending(
         self,

@@ -149,6 +149,18 @@ class MessageEncoder:
                 f"the flag {message.flag} of a message for {message.topic!r} does not travel over RocketMQ's gRPC "
                 "protocol; use a property"
             )
+        if Property.PENDING_KEY in message.properties:
+            raise UnsupportedError(
+                f"pending_key={message.properties[Property.PENDING_KEY]!r} of a message for {message.topic!r}: "
+                "RocketMQ's gRPC protocol does not carry it, nor the answer what became of the pending message; use an "
+                "embedded broker, or rocketmq.name-server with a server of this library"
+            )
+        if Property.CANCELS in message.properties:
+            raise UnsupportedError(
+                f"cancels= of a transaction for {message.topic!r}: RocketMQ's gRPC protocol does not carry it; cancel "
+                "the message after the commit, or use an embedded broker, or rocketmq.name-server with a server of "
+                "this library"
+            )
         if not _OTHERS.isdisjoint(message.properties):
             name = min(_OTHERS & message.properties.keys())
             raise UnsupportedError(

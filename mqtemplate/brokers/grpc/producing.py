@@ -18,7 +18,7 @@ from mqtemplate.brokers.grpc.control import GrpcTransactions
 from mqtemplate.brokers.grpc.messages import MessageEncoder, OutgoingMessage
 from mqtemplate.brokers.grpc.sessions import ClientSession, ProxyContext, Route, Routes
 from mqtemplate.brokers.grpc.settings import Endpoints
-from mqtemplate.brokers.remote.producing.send_request import Tries
+from mqtemplate.brokers.remote.producing.tries import Tries
 from mqtemplate.clock import Clock
 from mqtemplate.errors import (
     BrokerBusyError,

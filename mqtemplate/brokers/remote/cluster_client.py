@@ -12,9 +12,10 @@ from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
 from mqtemplate.brokers.remote.consuming.pop import RemotePop
 from mqtemplate.brokers.remote.delayed.backlog import DelayConfigs, Recalls
-from mqtemplate.brokers.remote.delayed.control import OurServer, RocketMQCluster
+from mqtemplate.brokers.remote.delayed.control import PendingKeySends, RocketMQCluster
 from mqtemplate.brokers.remote.delayed.index import PendingIndex
 from mqtemplate.brokers.remote.delayed.index_reader import ClusterDelayConsole, IndexReader
+from mqtemplate.brokers.remote.delayed.our_server import OurServer
 from mqtemplate.brokers.remote.producing.answers import RemoteRequests, RemoteTransactions
 from mqtemplate.brokers.remote.producing.producer import Producer
 from mqtemplate.clock import Clock
@@ -78,11 +79,12 @@ class ClusterClient:
         self.context = context = ClientContext(
             settings, clock, self._namespace, first, self._routes, SentOffsets(clock)
         )
-        self.producer = Producer(context)
+        # They need each other: the sends under a pending key use this producer.
+        self.producer = Producer(context, lambda *send: self._pending_key_sends.send(*send))  # noqa: PLW0108
         self.queries = Queries(context)
         self.transactions = RemoteTransactions(context)
         self.requests = RemoteRequests(context, self.producer)
-        self.our_server = OurServer(context)
+        self.our_server = OurServer(context, self.producer.factory)
         self._recalls = Recalls(context)
         self.delay_configs = DelayConfigs(context)
         path = settings.pending_index
@@ -91,6 +93,7 @@ class ClusterClient:
         self._rocketmq_cluster = RocketMQCluster(
             context, self.queries, self.producer, self._recalls, self.delay_configs, index
         )
+        self._pending_key_sends = PendingKeySends(context, self._rocketmq_cluster, self.producer, self._recalls)
         self.members = Members(context, self.queries, self.producer, self._new_instance, self._heartbeats.trigger)
         self.pop = RemotePop(context, self.members)
         first.producer_groups.add(self._namespace.wrap(settings.producer_group))
@@ -294,5 +297,5 @@ def _rocketmq_capabilities(version: int, *, can_recall: bool, is_proxy: bool) ->
     if version >= Version.V5_0_0:
         capabilities |= {Capability.TIMER, Capability.RETRY_DELAY, Capability.POP}
         if can_recall:
-            capabilities.add(Capability.TIMER_CHANGE)
+            capabilities |= {Capability.TIMER_CHANGE, Capability.PENDING_KEY_STEPS}
     return frozenset(capabilities - _NOT_BY_PROXY if is_proxy else capabilities)

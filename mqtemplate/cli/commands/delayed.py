@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,17 +17,20 @@ from mqtemplate.converters.readable import properties_text, size_text, span_text
 if TYPE_CHECKING:
     from mqtemplate.operations import BrokerAccess, BulkChange, DelayedOperations, PendingChange
     from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
+    from mqtemplate.template import Send
 
 _BAR = 40
 _MOST_SHOWN = 1_000
 """Messages in the table of a dry run: a table of a million takes half an hour."""
 _DOING = {"cancel": "cancelling", "shift": "rescheduling", "move": "rescheduling", "deliver": "rescheduling"}
+_PENDING_KEY = "PENDING KEY"
 _COLUMNS: Columns = {
     "DUE": lambda record: time_text(record["deliver_ms"]),
     "IN": Shown("in_ms", span_text),
     "TOPIC": "topic",
     "TAG": "tags",
     "KEYS": "keys",
+    _PENDING_KEY: lambda record: record["pending_key"] or "",
     "LEVEL": lambda record: record["delay_level"] or "",
     "SIZE": Shown("body_size", size_text),
     "ID": "msg_id",
@@ -35,6 +40,7 @@ _FIELDS: Columns = {
     "topic": "topic",
     "tag": "tags",
     "keys": "keys",
+    "pending key": lambda record: record["pending_key"] or "",
     "due": lambda record: f"{time_text(record['deliver_ms'])} (in {span_text(record['in_ms'])})",
     "delay level": lambda record: record["delay_level"] or "",
     "born": lambda record: time_text(record["born_timestamp"]),
@@ -110,7 +116,7 @@ def ls(
         query = options.query(now_ms, key)
         found = _all(call, pending, query, max_count + 1)
     records = [_record(each, now_ms) for each in found[:max_count]]
-    call.output.table(records, _COLUMNS, "no pending messages")
+    call.output.table(records, _columns(records), "no pending messages")
     if len(found) > max_count:
         call.output.note(f"there are more than {max_count}; see more with --max-count, or filter")
 
@@ -217,33 +223,76 @@ def _all(
         return list(pending.all(query, max_count, advance))
 
 
+def _columns(records: Sequence[Mapping[str, Any]]) -> Columns:
+    """Return the columns: the one of pending keys only if a message has one."""
+    has_keys = any(record["pending_key"] for record in records)
+    return {title: cell for title, cell in _COLUMNS.items() if has_keys or title != _PENDING_KEY}
+
+
 def _record(message: PendingMessage, now_ms: int) -> dict[str, Any]:
     return {
         **record_of(message, "msg_id", "topic", "tags", "keys", "deliver_ms"),
         "in_ms": message.deliver_ms - now_ms,
-        **record_of(message, "delay_level", "born_timestamp", "store_timestamp", "body_size", "handle"),
+        **record_of(message, "delay_level", "born_timestamp", "store_timestamp", "body_size", "handle", "pending_key"),
     }
 
 
 # --- changes ------------------------------------------------------------------------------------
 
 
-@command(_DELAYED, "cancel", "delayed cancel 4466", "delayed cancel HANDLE", "delayed cancel 4466 --dry-run")
+@dataclass(frozen=True, slots=True)
+class ThenOptions:
+    """Options of a message that is sent together with a cancel."""
+
+    then: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="TOPIC[:TAG] BODY", help="send this message in the same step, if a message is cancelled"),
+    ] = None
+    then_delay: Annotated[str | None, typer.Option(metavar="DURATION", help="with --then: deliver it later")] = None
+    then_key: Annotated[str | None, typer.Option(metavar="KEY", help="with --then: its business key")] = None
+
+    def sends(self) -> list[Send]:
+        """Return the message; empty without one."""
+        from mqtemplate.template import Send
+
+        if self.then is None:
+            for value, name in ((self.then_delay, "--then-delay"), (self.then_key, "--then-key")):
+                if value is not None:
+                    raise typer.BadParameter("it describes the message of --then; give that, too", param_hint=name)
+            return []
+        destination, body = self.then
+        delay = None
+        if self.then_delay is not None:
+            delay = timedelta(milliseconds=duration(self.then_delay, "--then-delay"))
+        return [Send(destination, body.encode(), delay=delay, keys=self.then_key or ())]
+
+
+@command(
+    _DELAYED,
+    "cancel",
+    "delayed cancel 4466",
+    "delayed cancel HANDLE",
+    "delayed cancel 4466 --dry-run",
+    "delayed cancel 4466 --then mails:thanks 'invoice 4466 is paid' --then-delay 1h",
+)
 def cancel(
     call: CommandCall,
     name: Annotated[str, typer.Argument(metavar="HANDLE|KEY|ID")],
     topic: Topic = None,
+    options: ThenOptions = ThenOptions(),
     *,
     confirmation: Confirmation,
 ) -> None:
     """Cancel pending messages by handle, key or id. A cancelled message is never delivered.
 
-    If the key names several messages, the command shows how many, and asks.
+    If the key names several messages, the command shows how many, and asks. With --then, the cancel and the new message
+    are stored together or not at all: nothing is sent if no message was pending any more.
     """
     from mqtemplate.operations import PendingAction, PendingChange
 
+    then = options.sends()
     with call.access() as access:
-        _change_named(call, access, name, topic, PendingChange(PendingAction.CANCEL), confirmation)
+        _change_named(call, access, name, topic, PendingChange(PendingAction.CANCEL), confirmation, then=then)
 
 
 @command(
@@ -336,8 +385,12 @@ def _change_named(
     change: PendingChange,
     confirmation: Confirmation,
     rate: float | None = None,
+    then: Sequence[Send] = (),
 ) -> None:
     """Change the messages with a handle, a key or an id, and print the result.
+
+    Args:
+        then: Messages to send in the same step as a cancel.
 
     Raises:
         UnknownNameError: No message was changed.
@@ -355,7 +408,7 @@ def _change_named(
         # Nothing is pending, so this changes nothing: it says what became of the message.
         deliver_ms = change.to_ms or access.broker.clock.now_ms()
         is_cancel = change.action is PendingAction.CANCEL
-        state = pending.cancel(name, topic) if is_cancel else pending.reschedule(name, deliver_ms, topic)
+        state = pending.cancel(name, topic, then) if is_cancel else pending.reschedule(name, deliver_ms, topic)
         _check_changed(call, name, state.status, state.count)
         return
     # A key may look like the beginning of an id: a message that is found by that is shown, and confirmed.
@@ -363,7 +416,8 @@ def _change_named(
         each.msg_id.startswith(name) and name not in (each.msg_id, *split_keys(each.keys)) for each in found
     )
     target: dict[str, object] = {"name": name, "topic": topic}
-    _change_found(call, access, found, change, target, rate, confirmation, None if is_beginning else name)
+    named = None if is_beginning else name
+    _change_found(call, access, found, change, target, rate, confirmation, named, then)
 
 
 def _change_found(
@@ -375,20 +429,24 @@ def _change_found(
     rate: float | None,
     confirmation: Confirmation,
     name: str | None = None,
+    then: Sequence[Send] = (),
 ) -> None:
     """Change pending messages after a preview; with *name* as the ones that the user has named."""
-    from mqtemplate.operations.delayed import PendingMessagesChange
+    from mqtemplate.operations.delayed import CancelAndSend, PendingMessagesChange
 
     now_ms = access.broker.clock.now_ms()
     if confirmation.dry_run or not found:
         shown = found if call.as_json else found[:_MOST_SHOWN]
-        call.output.table([_record(each, now_ms) for each in shown], _COLUMNS, "no pending message matches")
+        records = [_record(each, now_ms) for each in shown]
+        call.output.table(records, _columns(records), "no pending message matches")
         if len(shown) < len(found):
             call.output.note(f"these are the first {len(shown)} of {len(found):,}; see all with --json")
     elif not confirmation.yes:
         for each in found[:5] if len(found) > 1 or name is None else []:
             call.output.note(f"  {time_text(each.deliver_ms)}  {each.topic}  {each.keys or each.msg_id}")
     wanted = PendingMessagesChange(access, lambda _: found, change, target, rate=rate, is_named=name is not None)
+    if then:
+        wanted = CancelAndSend(access, lambda _: found, then, target, is_named=name is not None)
     made = call.make(wanted, confirmation, _DOING[change.action.value])
     if made is None:
         return
@@ -396,13 +454,25 @@ def _change_found(
     if name is None:
         _print_bulk(call, done)
         return
-    record = {"status": done.status.value, "count": done.changed, "handles": list(done.handles)}
+    record = {"status": done.status.value, "count": done.changed, "handles": list(done.handles), **_sent_fields(done)}
     call.output.document(record)
     if done.changed == 0:
         _check_changed(call, name, done.status, 0, is_printed=True)
     call.output.line(f"{done.changed} {done.status.value}")
     for handle in done.handles:
         call.output.line(f"new handle {handle}")
+    _print_sent(call, done)
+
+
+def _sent_fields(change: BulkChange) -> dict[str, Any]:
+    """Return what was sent together with a cancel; empty without such a message."""
+    sent = [record_of(each, "msg_id", "message_queue.topic", "handle") for each in change.sent]
+    return {"sent": sent} if sent else {}
+
+
+def _print_sent(call: CommandCall, change: BulkChange) -> None:
+    for each in change.sent:
+        call.output.line(f"sent {each.msg_id} to {each.message_queue.topic}")
 
 
 def _print_bulk(call: CommandCall, change: BulkChange) -> None:
@@ -411,9 +481,11 @@ def _print_bulk(call: CommandCall, change: BulkChange) -> None:
         "counts": {status.value: count for status, count in change.counts.items()},
         "unsupported": change.unsupported,
         "handles": list(change.handles),
+        **_sent_fields(change),
     }
     call.output.document(record)
     call.output.line(f"{change.total} messages: {change.text}")
+    _print_sent(call, change)
 
 
 def _check_changed(

@@ -14,6 +14,7 @@ from mqtemplate.cli.formats import body_of, duration, future_time, message_field
 from mqtemplate.cli.invocation import TOP, CommandCall, command, existing_file, topic_names
 from mqtemplate.cli.output import Columns
 from mqtemplate.converters.readable import pretty_body, properties_text, short_body, time_text
+from mqtemplate.pending import OnPending
 
 if TYPE_CHECKING:
     from mqtemplate.message import MessageExt
@@ -62,6 +63,7 @@ Key = Annotated[str | None, typer.Option(metavar="KEY", help="only messages with
     "send orders:paid '{\"id\": 4466}' --key 4466",
     "send reminders 'call back' --delay 3h",
     "send reminders 'call back' --at 2026-01-31T08:00",
+    "send reminders:cart 'still there?' --delay 15m --pending-key cart-17 --on-pending postpone --no-later-than 2h",
     "send orders --file order.json --property region=eu",
     "send orders --lines < orders.jsonl",
 )
@@ -81,6 +83,18 @@ def send(
     ] = None,
     level: Annotated[int, typer.Option(help="delay level; 0: no delay")] = 0,
     hash_key: Annotated[str | None, typer.Option(metavar="KEY", help="equal keys go to one queue, in order")] = None,
+    pending_key: Annotated[
+        str | None, typer.Option(metavar="KEY", help="with a delay: at most one message is pending under it")
+    ] = None,
+    on_pending: Annotated[
+        OnPending | None, typer.Option(help="with --pending-key, if a message is pending; replace is the default")
+    ] = None,
+    no_later_than: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="with postpone: at most this long after the first send")
+    ] = None,
+    on_pending_strict: Annotated[
+        bool, typer.Option("--on-pending-strict", help="refuse a cluster that decides in two steps")
+    ] = False,
     count: Annotated[int, typer.Option(min=1, help="send the message this number of times")] = 1,
     rate: Annotated[float | None, typer.Option(help="most messages per second")] = None,
 ) -> None:
@@ -94,9 +108,13 @@ def send(
         now_ms = broker.clock.now_ms()
         options: dict[str, Any] = {
             "delay_level": level,
-            "delay": None if delay is None else timedelta(milliseconds=duration(delay, "--delay")),
+            "delay": None if delay is None else _span(delay, "--delay"),
             "deliver_at": future_time(at, now_ms, "--at"),
             "hash_key": hash_key,
+            "pending_key": pending_key,
+            "on_pending": on_pending,
+            "no_later_than": None if no_later_than is None else _span(no_later_than, "--no-later-than"),
+            "on_pending_strict": on_pending_strict,
             "keys": key,
             "headers": named_values(prop, "--property"),
         }
@@ -107,6 +125,10 @@ def send(
                 results.append(template.sync_send(destination, each, **options))
                 advance(1)
     _print_results(call, results)
+
+
+def _span(text: str, option: str) -> timedelta:
+    return timedelta(milliseconds=duration(text, option))
 
 
 def _bodies(body: str | None, file: Path | None, *, lines: bool) -> Iterator[bytes]:
@@ -120,14 +142,31 @@ def _bodies(body: str | None, file: Path | None, *, lines: bool) -> Iterator[byt
 def _print_results(call: CommandCall, results: list[SendResult]) -> None:
     queue = ("message_queue.topic", "message_queue.broker_name", "message_queue.queue_id")
     names = ("send_status", "msg_id", "offset_msg_id", *queue, "queue_offset", "handle")
-    records = [record_of(each, *names) for each in results]
-    columns = {"STATUS": "send_status", "ID": "msg_id", "TOPIC": "topic", "QUEUE": "queue_id", "OFFSET": "queue_offset"}
+    records = [{**record_of(each, *names), **_pending_fields(each)} for each in results]
+    columns: dict[str, str | Callable[[Any], object]] = {
+        "STATUS": "send_status",
+        "ID": "msg_id",
+        "TOPIC": "topic",
+        "QUEUE": "queue_id",
+        "OFFSET": "queue_offset",
+    }
     if any(record["handle"] for record in records):
         columns["HANDLE"] = "handle"
+    if any("decision" in record for record in records):
+        columns["PENDING"] = lambda record: record.get("decision")
     if call.as_json or len(records) <= _SHOWN:
         call.output.table(records, columns, "nothing to send")
     else:
         call.output.line(f"sent {len(records)} messages to {records[0]['topic']}")
+
+
+def _pending_fields(result: SendResult) -> dict[str, Any]:
+    """Return what happened to the message that was pending under the pending key; empty without a key."""
+    outcome = result.pending
+    if outcome is None:
+        return {}
+    fields = {"decision": outcome.decision.value, "replaced": list(outcome.replaced)}
+    return {**fields, "already_delivered": outcome.already_delivered}
 
 
 # --- tail and messages --------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord
+from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord, LatenessCauses
 from mqtemplate.delay.settings import GRID_MS, HEAD_START_MS, TopicShape, slot_of
 
 MAX_FAIR_WEIGHT = 10_000_000

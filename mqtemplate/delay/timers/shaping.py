@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord
+from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord, LatenessCauses
 from mqtemplate.delay.settings import GRID_MS, HEAD_START_MS, TopicShape
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mqtemplate.delay.causes import LatenessCauses
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, MAX_RELEASE_COUNT, DelayStore, count_copies
-from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, PendingEntry, PendingPiece
+from mqtemplate.delay.pending_rows import NEVER_MS, NO_ROWS, DueRecord, LatenessCauses, PendingEntry, PendingPiece
 from mqtemplate.delay.replay import TimerReplay
 from mqtemplate.delay.settings import TimerSettings, TopicShape
 from mqtemplate.delay.timers.backlog import TimerBacklog
@@ -353,6 +352,11 @@ class TimerMessageStore(DelayStore):
             return None if self._pending is None else self._pending.find(record)
         except TimerLogDamageError as exc:
             raise self._condemn(exc) from exc
+
+    def find_now(self, record: StoredRecord) -> PendingEntry | None:
+        # A cancel or a move changes what is on the wheel. So only at a start the unread part may have such a change.
+        is_on_wheel = self._is_started and record.queue_offset < self._cursor and self._cursor >= self._catch_up_to
+        return self.find(record) if is_on_wheel else super().find_now(record)
 
     def remove(self, record: StoredRecord) -> None:
         assert self._backlog is not None, "the message is pending"

@@ -9,47 +9,14 @@ from enum import Enum
 from typing import Any, TypeVar, Unpack
 
 from mqtemplate.callables import refuse_bare
-from mqtemplate.durations import with_unit
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.tags import is_of_class
-from mqtemplate.template.options import SEND_OPTIONS, SendOptions, shows_send_options
+from mqtemplate.template.options import Send, SendOptions, check_options, shows_send_options, with_units
 
 PUBLISHES_ATTRIBUTE = "__mqtemplate_publishes__"
 """Attribute of a decorated handler that holds its tuple of `PublishSpec`."""
 
 _Target = TypeVar("_Target", bound=Callable[..., object])
-
-
-class Send:
-    """Message that a handler returns, to be sent after it has succeeded and before its own message is committed.
-
-    Delivery is at least once: if the process dies between the two, the handler runs again and so does the send. A
-    handler may also return a list of them. Arguments as `RocketMQTemplate.sync_send`.
-
-    Attributes:
-        options: Options of the send by name.
-    """
-
-    __slots__ = ("delay_level", "destination", "options", "payload")
-
-    @shows_send_options
-    def __init__(self, destination: str, payload: object, delay_level: int = 0, **options: Unpack[SendOptions]) -> None:
-        _check_options("Send", options)
-        self.destination = destination
-        self.payload = payload
-        self.delay_level = delay_level
-        self.options = _with_units(options)
-
-    def __repr__(self) -> str:
-        return f"Send({self.destination!r}, {self.payload!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Send) and self._fields() == other._fields()
-
-    __hash__ = None  # type: ignore[assignment]  # payloads need not be hashable
-
-    def _fields(self) -> tuple[object, ...]:
-        return self.destination, self.payload, self.delay_level, self.options
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +43,8 @@ def publishes(destination: str, delay_level: int = 0, **options: Unpack[SendOpti
         TypeError: An option has an unknown name.
     """
     refuse_bare("@publishes", destination, "@publishes('invoices')", ListenerError)
-    _check_options("@publishes", options)
-    spec = PublishSpec(destination, delay_level, _with_units(options))
+    check_options("@publishes", options)
+    spec = PublishSpec(destination, delay_level, with_units(options))
 
     def mark(target: _Target) -> _Target:
         if not callable(target):
@@ -86,20 +53,6 @@ def publishes(destination: str, delay_level: int = 0, **options: Unpack[SendOpti
         return target
 
     return mark
-
-
-def _check_options(name: str, options: Mapping[str, Any]) -> None:
-    unknown = options.keys() - SEND_OPTIONS
-    if unknown:
-        known = ", ".join(sorted(SEND_OPTIONS))
-        raise TypeError(f"{name} has no option {min(unknown)!r}; it has delay_level, {known}")
-
-
-def _with_units(options: SendOptions) -> SendOptions:
-    """Return options for a later send: a delay without a unit draws its warning where it is written."""
-    if "delay" in options:
-        options["delay"] = with_unit("delay", options["delay"])
-    return options
 
 
 def publish_specs(handler: Callable[..., object]) -> tuple[PublishSpec, ...]:

@@ -9,7 +9,8 @@ from typing import Any, NoReturn, Protocol, Union, get_args, get_origin
 
 from mqtemplate.callables import unfinished
 from mqtemplate.errors import ListenerError
-from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, ResultSender, Send, is_sends
+from mqtemplate.listener.declaration.results import ConsumeStatus, PublishSpec, ResultSender, is_sends
+from mqtemplate.template.options import Send
 
 _INDEX_COLLECTIONS = (
     list,

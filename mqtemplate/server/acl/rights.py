@@ -119,6 +119,10 @@ def _changed(request: RemotingCommand) -> list[Need]:
     return [Need("topic", None, Right.PUB)] if topic is None else [topic_need(topic, Right.PUB)]
 
 
+def _changed_and_sent(request: RemotingCommand) -> list[Need]:
+    return [*_changed(request), *_sequenced(request)]
+
+
 def _pending(request: RemotingCommand) -> list[Need]:
     """A query without a topic reaches all topics, and the retries of all groups."""
     topic = request.ext_fields.get("topic")
@@ -251,6 +255,7 @@ RIGHTS: Mapping[int, RequestRights] = MappingProxyType(
         RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic_field("topic", Right.SUB),
         RequestCode.CANCEL_DELAYED_MESSAGE: _CHANGED,
         RequestCode.RESCHEDULE_DELAYED_MESSAGE: _CHANGED,
+        RequestCode.CHANGE_AND_SEND: RequestRights(f"{_CHANGED.text}; and PUB on each topic", _changed_and_sent),
         RequestCode.GET_PENDING_MESSAGES: _PENDING,
         RequestCode.COUNT_PENDING_MESSAGES: _PENDING,
         RequestCode.GET_HAND_OVER: _HAND_OVER,
@@ -298,6 +303,7 @@ CHANGES = frozenset(
         RequestCode.RECALL_MESSAGE,
         RequestCode.CANCEL_DELAYED_MESSAGE,
         RequestCode.RESCHEDULE_DELAYED_MESSAGE,
+        RequestCode.CHANGE_AND_SEND,
         RequestCode.CONSUME_MESSAGE_DIRECTLY,
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         RequestCode.UPDATE_AND_CREATE_TOPIC_LIST,

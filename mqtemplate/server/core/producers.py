@@ -20,6 +20,7 @@ from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.requests.caller import Caller
 from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.requests.response import decode_handles
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 
@@ -105,11 +106,26 @@ class ClientRecalls:
         self.topics.get(topic)
         return self.engine.delayed.recall(topic, handle)
 
-    def check_enabled(self) -> None:
-        """Raise `RefusedError` if clients may not cancel delayed messages."""
+    def check_enabled(self, reason: str = "") -> None:
+        """Raise `RefusedError` if clients may not cancel delayed messages. *reason* begins its text."""
         if not self.settings.recall_message_enable:
             raise RefusedError(
                 ResponseCode.NO_PERMISSION,
-                "recall is disabled; set recall-message-enable to true",
+                f"{reason}recall is disabled; set recall-message-enable to true",
                 RefusalHeader(refusal=Refusal.RECALL_DISABLED),
             )
+
+    def check_change(self, handles: str | None) -> None:
+        """Raise `RefusedError` if changes are disabled, or one of the handles is not of this broker.
+
+        Args:
+            handles: Handles, joined by commas; None for a change by key.
+        """
+        self.check_enabled()
+        name = self.engine.name
+        for handle in decode_handles(handles):
+            if handle.broker_name != name:
+                raise RefusedError(
+                    ResponseCode.ILLEGAL_OPERATION,
+                    f"the handle is for a message of broker {handle.broker_name!r}, not of {name!r}; send it there",
+                )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from mqtemplate.broker import QueuedMessage
 from mqtemplate.engine.drafts import SendOrigin
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
@@ -17,21 +18,31 @@ from mqtemplate.engine.sends import SentBackCopy, StoredSend, permitted_properti
 from mqtemplate.engine.topics import queue_of_priority
 from mqtemplate.errors import MessageError, SendError
 from mqtemplate.event_log import LimitedLog
-from mqtemplate.message import DELAY_PROPERTIES, Message, Property, SendSequence, copy_properties, valid_time
+from mqtemplate.message import (
+    DELAY_PROPERTIES,
+    Message,
+    MessageQueue,
+    Property,
+    SendSequence,
+    copy_properties,
+    valid_time,
+)
 from mqtemplate.record.codec import EncodedMessage, RecordDraft, pack_host
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import PRIORITY_PROPERTY, decode_properties
 from mqtemplate.record.properties_template import AddedProperties, CompleteProperties
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.codes import ResponseCode
-from mqtemplate.remoting.protocol.messages import count_batch, decode_properties_text, split_batch
+from mqtemplate.remoting.protocol.messages import count_batch, decode_batch, decode_properties_text, split_batch
 from mqtemplate.remoting.protocol.sequenced import QueueBatch, decode_queue_batches
 from mqtemplate.results import SequencedResult
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.core.batches import read_uniform
+from mqtemplate.server.core.producers import ClientRecalls
 from mqtemplate.server.requests.caller import Caller
 from mqtemplate.server.requests.refusal import RefusedError
+from mqtemplate.server.requests.response import decode_handles
 from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
@@ -106,6 +117,7 @@ class ClientSends:
     creations: ClientCreations
     locks: QueueLockTable
     access: AccessControl
+    recalls: ClientRecalls
     decodes_all: bool = False
     _properties: AddedProperties = field(init=False)
     _batch_properties: AddedProperties = field(init=False)
@@ -244,6 +256,7 @@ class ClientSends:
         # A retry of a committed message has the property of an open transaction as well.
         is_half = message.properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
         if is_half and not send.is_retry and send.reconsume_times <= 0:
+            self._check_cancels(send, message)
             group = properties.get(Property.PRODUCER_GROUP) or send.producer_group
             return writer.send_half(message, group, queue_id, send.origin)
         stored = writer.send(message, queue_id, send.origin)
@@ -274,8 +287,18 @@ class ClientSends:
         return engine.writer.store_all(drafts, ids, topic, queue_id)
 
     def _checked(self, send: ClientSend, message: Message) -> Message:
+        # A message that a hand-over moves cancels nothing.
+        if Property.PENDING_KEY in message.properties and Property.HAND_OVER not in message.properties:
+            self.recalls.check_enabled("a message with a pending_key may cancel another one, and ")
         has_origin = message.topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX))
         return self.access.checked_origin(send.caller.account, message) if has_origin else message
+
+    def _check_cancels(self, send: ClientSend, message: Message) -> None:
+        """Check that the client may cancel what the commit of a half message cancels."""
+        if (handles := message.properties.get(Property.CANCELS)) is not None:
+            self.recalls.check_change(handles)
+            for handle in decode_handles(handles):
+                self.access.check_topic(send.caller, handle.topic, Right.PUB, "the message that the commit cancels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +323,7 @@ class ClientSequencedSends:
             RefusedError: A topic or queue is missing or not writable, or the messages were not stored.
             MessageError: A message is invalid, or has no queue.
         """
-        self._create_topics(caller, {batch.topic for batch in batches})
+        create_topics(self.creations, caller, {batch.topic for batch in batches}, self.default_topic_queue_nums)
         for topic, queue_id in {(batch.topic, batch.queue_id) for batch in batches}:
             if queue_id < 0:
                 raise MessageError(f"a sequenced send names the queue of each message, got {queue_id} for {topic!r}")
@@ -322,15 +345,58 @@ class ClientSequencedSends:
         except SendError as exc:
             raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
 
-    def _create_topics(self, caller: Caller, topics: Iterable[str]) -> None:
-        """Create missing topics and groups, within the limits that hold for ordinary messages."""
-        for topic in topics:
-            if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
-                group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
-                self.creations.group(caller, group)
-                self.creations.topics.create_group_topic(topic, 1)
-            else:
-                self.creations.topic(caller, topic, AUTO_CREATE_TOPIC, self.default_topic_queue_nums)
+
+def create_topics(creations: ClientCreations, caller: Caller, topics: Iterable[str], queue_nums: int) -> None:
+    """Create missing topics and groups, within the limits that hold for ordinary messages.
+
+    Args:
+        queue_nums: Number of queues of a new topic.
+    """
+    for topic in topics:
+        if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
+            group = topic.removeprefix(RETRY_TOPIC_PREFIX).removeprefix(DLQ_TOPIC_PREFIX)
+            creations.group(caller, group)
+            creations.topics.create_group_topic(topic, 1)
+        else:
+            creations.topic(caller, topic, AUTO_CREATE_TOPIC, queue_nums)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientChangeSends:
+    """Messages of clients that are stored together with a change of pending messages, or under a condition."""
+
+    engine: Engine
+    settings: BrokerServerSettings
+    creations: ClientCreations
+    access: AccessControl
+
+    def queued(self, caller: Caller, batches: Sequence[QueueBatch]) -> list[QueuedMessage]:
+        """Return the messages of a request with their queues, with the properties that the server adds.
+
+        Raises:
+            RefusedError: A topic or queue is missing or not writable.
+            MessageError: There are too many messages, or one is invalid.
+        """
+        topics, added = self.creations.topics, self.settings.added_properties()
+        create_topics(
+            self.creations, caller, {batch.topic for batch in batches}, self.settings.default_topic_queue_nums
+        )
+        found: list[QueuedMessage] = []
+        for topic, queue_id, view in batches:
+            self._check_count(topic, len(found) + count_batch(bytes(view), self.settings.max_batch_messages))
+            for message in decode_batch(bytes(view), topic):
+                checked = self.access.checked_origin(caller.account, message)
+                message = Message(topic, checked.body, {**checked.properties, **added}, checked.flag)
+                found.append((message, MessageQueue(topic, self.engine.name, topics.queue(topic, queue_id))))
+        return found
+
+    def _check_count(self, topic: str, count: int) -> None:
+        limit = self.settings.max_batch_messages
+        if count > limit:
+            raise MessageError(
+                f"a change has more than {limit} messages to store with it, the last ones for {topic!r}; send fewer, "
+                "or raise max-batch-messages"
+            )
 
 
 class ClientSendBack(NamedTuple):

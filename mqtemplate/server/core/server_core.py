@@ -9,7 +9,7 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.core.clients import ClientLocks, ClientRegistration
 from mqtemplate.server.core.producers import ClientRecalls, ClientTransactionEnds
-from mqtemplate.server.core.sends import ClientSendBacks, ClientSends, ClientSequencedSends
+from mqtemplate.server.core.sends import ClientChangeSends, ClientSendBacks, ClientSends, ClientSequencedSends
 from mqtemplate.server.pulls.pull_checks import PullChecks, Subscriptions
 from mqtemplate.server.pulls.pull_hold import PullHold
 from mqtemplate.server.pulls.raw_reader import RawReader, ReadAhead
@@ -74,11 +74,14 @@ class ServerCore:
         self.checks = PullChecks(engine, topics, groups, self.subscriptions, settings)
         self.raw = RawReader(store, engine.queues, ReadAhead(store) if fast_path else None)
         self.hold = PullHold(self.raw, clock, limits.pulls)
-        self.sends = ClientSends(engine, settings, topics, creations, locks, access, decodes_all=not fast_path)
+        self.recalls = ClientRecalls(engine, topics, settings)
+        self.sends = ClientSends(
+            engine, settings, topics, creations, locks, access, self.recalls, decodes_all=not fast_path
+        )
         self.sequenced_sends = ClientSequencedSends(engine, creations, access, settings.default_topic_queue_nums)
+        self.change_sends = ClientChangeSends(engine, settings, creations, access)
         self.send_backs = ClientSendBacks(engine, topics, creations, access, log)
         self.transaction_ends = ClientTransactionEnds(engine, access, log)
-        self.recalls = ClientRecalls(engine, topics, settings)
         self.registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)
         self.queue_locks = ClientLocks(locks)
 

@@ -62,7 +62,7 @@ from mqtemplate.server.pulls.raw_reader import RawReader
 from mqtemplate.server.requests.deferred_work import DeferredWork
 from mqtemplate.server.requests.refusal import RefusedError, refusing_invalid
 from mqtemplate.server.requests.registration import answers, handles
-from mqtemplate.server.requests.response import decode_handles, reply_when_durable
+from mqtemplate.server.requests.response import reply_when_durable
 from mqtemplate.server.state.remote_clients import (
     ConnectionChannel,
     DiagnosedClient,
@@ -79,7 +79,7 @@ def announced_capabilities(engine: Engine, settings: BrokerServerSettings) -> st
     """Return the names of the capabilities that remote clients of a server have, joined by commas."""
     missing = {Capability.LOCAL_FILES}
     if not settings.recall_message_enable:
-        missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE}
+        missing |= {Capability.SCHEDULE_CHANGE, Capability.TIMER_CHANGE, Capability.PENDING_KEYS}
     if not settings.enable_property_filter:
         missing.add(Capability.SQL92)
     # Only a server has blocks: an embedded broker has the files.
@@ -440,7 +440,7 @@ class DelayedMessageProcessor:
 
     @answers(RequestCode.CANCEL_DELAYED_MESSAGE, slow=True)
     def _cancel(self, header: own.CancelDelayedMessageRequestHeader) -> own.ScheduleChangeData:
-        self._check_change(header)
+        self.recalls.check_change(header.handle)
         with refusing_invalid():
             change = self.engine.delayed.cancel(
                 header.handle, key=header.key, topic=header.topic, namespace=header.namespace
@@ -449,24 +449,13 @@ class DelayedMessageProcessor:
 
     @answers(RequestCode.RESCHEDULE_DELAYED_MESSAGE, slow=True)
     def _reschedule(self, header: own.RescheduleDelayedMessageRequestHeader) -> own.ScheduleChangeData:
-        self._check_change(header)
+        self.recalls.check_change(header.handle)
         time_ms = header.deliver_time
         with refusing_invalid():
             change = self.engine.delayed.reschedule(
                 header.handle, time_ms, key=header.key, topic=header.topic, namespace=header.namespace
             )
         return _change_data(change)
-
-    def _check_change(self, header: own.CancelDelayedMessageRequestHeader) -> None:
-        """Raise `RefusedError` if changes are disabled, or a handle is not one of this broker."""
-        self.recalls.check_enabled()
-        name = self.engine.name
-        for handle in decode_handles(header.handle):
-            if handle.broker_name != name:
-                raise RefusedError(
-                    ResponseCode.ILLEGAL_OPERATION,
-                    f"the handle is for a message of broker {handle.broker_name!r}, not of {name!r}; send it there",
-                )
 
     # --- queries -------------------------------------------------------------------------------
 
@@ -544,7 +533,10 @@ def _fitting(messages: Iterable[PendingMessage]) -> list[PendingMessage]:
     fitting: list[PendingMessage] = []
     size = 0
     for message in messages:
-        texts = (message.topic, message.msg_id, message.tags or "", message.keys or "", message.handle)
+        texts = (
+            *(message.topic, message.msg_id, message.tags or "", message.keys or ""),
+            *(message.pending_key or "", message.handle),
+        )
         size += _MESSAGE_BYTES + sum(map(len, texts))
         if fitting and size > _MAX_PAGE_BYTES:
             break
@@ -558,6 +550,7 @@ def _message_data(message: PendingMessage) -> own.PendingMessageData:
         msg_id=message.msg_id,
         tags=message.tags,
         keys=message.keys,
+        pending_key=message.pending_key,
         deliver_time=message.deliver_ms,
         delay_level=message.delay_level,
         roll_count=message.roll_count,

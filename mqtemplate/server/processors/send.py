@@ -1,4 +1,5 @@
 """Codes 10, 310 and 320: producers send messages. Code 500,010: sequenced sends, whose repeats are dropped.
+Code 500,006: messages that are stored together with a change of pending messages.
 Code 36: consumers send messages back that they could not handle.
 
 Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcessor.consumerSendMsgBack``.
@@ -6,13 +7,27 @@ Source: RocketMQ ``broker: SendMessageProcessor``, ``AbstractSendMessageProcesso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypedDict
 
+from mqtemplate.broker import QueuedMessage
+from mqtemplate.engine.delayed import LocalDelayedMessages
 from mqtemplate.engine.sends import StoredSend
+from mqtemplate.errors import MessageError, SendError
 from mqtemplate.message import Property, SendSequence
+from mqtemplate.pending import PendingState
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    ChangeAction,
+    ChangeAndSendData,
+    ChangeAndSendRequestHeader,
+    SendSequencedRequestHeader,
+    SendSequencedResponseHeader,
+    StoredMessageData,
+    encode_outcome,
+)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import (
@@ -22,9 +37,12 @@ from mqtemplate.remoting.protocol.headers.message import (
 )
 from mqtemplate.remoting.protocol.messages import decode_properties_text
 from mqtemplate.remoting.protocol.sequenced import read_queue_batches
+from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.server.acl.callers import Callers
+from mqtemplate.server.core.producers import ClientRecalls
 from mqtemplate.server.core.sends import (
     CheckedSendBack,
+    ClientChangeSends,
     ClientSend,
     ClientSendBack,
     ClientSendBacks,
@@ -33,6 +51,7 @@ from mqtemplate.server.core.sends import (
 )
 from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES
 from mqtemplate.server.requests.deferred_work import DeferredWork
+from mqtemplate.server.requests.refusal import RefusedError, refusing_invalid
 from mqtemplate.server.requests.registration import handles
 from mqtemplate.server.requests.response import SendResponses, reply_when_durable
 from mqtemplate.store.message_store import MessageStore
@@ -94,8 +113,14 @@ class SendProcessor:
         if request.is_one_way:
             self.store.confirm_async(stored.end, stored.topics)
             return
+        pending = None if stored.pending is None else encode_outcome(stored.pending, stored.msg_id)
         header = self.responses.header(
-            stored.offset_msg_id, queue_id, stored.queue_offset, _unique_id(send, stored), stored.handle
+            stored.offset_msg_id,
+            queue_id if stored.queue_id is None else stored.queue_id,
+            stored.queue_offset,
+            _unique_id(send, stored),
+            stored.handle,
+            pending,
         )
         failure = ResponseCode.FLUSH_DISK_TIMEOUT
         reply_when_durable(self.store, connection, request, stored.end, stored.topics, header, failure)
@@ -128,6 +153,75 @@ class SequencedSendProcessor:
         if self.store.confirm(end, topics):
             return request.response(ResponseCode.SUCCESS, answer)
         return request.response(ResponseCode.FLUSH_DISK_TIMEOUT, remark="stored, but not flushed in time; send again")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSendProcessor:
+    """Changes pending messages and stores others, all of it or nothing; or stores messages under a condition.
+
+    RocketMQ has no such request: see `mqtemplate.broker.DelayedMessages.cancel` and ``send_if``.
+    """
+
+    delayed: LocalDelayedMessages
+    recalls: ClientRecalls
+    callers: Callers
+    sends: ClientChangeSends
+
+    @handles(RequestCode.CHANGE_AND_SEND, slow=True, max_body_bytes=_MAX_SEQUENCED_BYTES)
+    def _change(self, connection: Connection, request: RemotingCommand) -> RemotingCommand:
+        header = request.header(ChangeAndSendRequestHeader)
+        if header.action not in ChangeAction.__members__:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"unknown action {header.action[:40]!r}")
+        self.recalls.check_change(header.handle)
+        with refusing_invalid():
+            messages = self.sends.queued(self.callers.of(connection, request), list(read_queue_batches(request.body)))
+            try:
+                data = self._carry_out(header, messages)
+            except SendError as exc:
+                raise RefusedError(ResponseCode.SERVICE_NOT_AVAILABLE, str(exc)) from exc
+        return request.response(ResponseCode.SUCCESS, body=data.encode())
+
+    def _carry_out(self, header: ChangeAndSendRequestHeader, messages: list[QueuedMessage]) -> ChangeAndSendData:
+        handle, key, topic, namespace = header.handle, header.key, header.topic, header.namespace
+        if header.action == ChangeAction.SEND_IF:
+            state = PendingState.__members__.get(header.state or "")
+            if state is None:
+                raise MessageError(f"send_if needs a state as its condition, got {header.state!r}")
+            found = self.delayed.send_if(messages, state, handle, key=key, topic=topic, namespace=namespace)
+            return ChangeAndSendData(status=found.state.name, **_stored_messages(found.sent))
+        if header.action == ChangeAction.CANCEL:
+            change = self.delayed.cancel(handle, key=key, topic=topic, then=messages, namespace=namespace)
+        else:
+            deliver_ms = header.deliver_time or 0
+            change = self.delayed.reschedule(
+                handle, deliver_ms, key=key, topic=topic, then=messages, namespace=namespace
+            )
+        return ChangeAndSendData(
+            status=change.status.name,
+            count=change.count,
+            handles=list(change.handles),
+            **_stored_messages(change.sent),
+        )
+
+
+class _Stored(TypedDict):
+    sent: list[StoredMessageData]
+    is_flushed: bool
+
+
+def _stored_messages(sent: Sequence[SendResult]) -> _Stored:
+    stored = [
+        StoredMessageData(
+            msg_id=each.msg_id,
+            offset_msg_id=each.offset_msg_id,
+            topic=each.message_queue.topic,
+            queue_id=each.message_queue.queue_id,
+            queue_offset=each.queue_offset,
+            handle=each.handle,
+        )
+        for each in sent
+    ]
+    return {"sent": stored, "is_flushed": all(each.send_status is SendStatus.SEND_OK for each in sent)}
 
 
 @dataclass(frozen=True, slots=True)

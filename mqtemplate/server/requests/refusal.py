@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mqtemplate.delay.pending_keys import PendingKeyUnknownError
 from mqtemplate.engine.delayed import NotRecallableError
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -12,6 +13,7 @@ from mqtemplate.errors import (
     DelayError,
     DestinationError,
     MessageError,
+    PendingKeyError,
     RemoteProtocolError,
     SelectorError,
     StoreError,
@@ -40,6 +42,8 @@ _CODES: tuple[tuple[type[Exception], ResponseCode], ...] = (
     # The first match counts, so a subclass stands before its base class.
     (DestinationError, ResponseCode.INVALID_PARAMETER),
     (NotRecallableError, ResponseCode.ILLEGAL_OPERATION),
+    (PendingKeyError, ResponseCode.ILLEGAL_OPERATION),
+    (PendingKeyUnknownError, ResponseCode.ILLEGAL_OPERATION),
     (MessageError, ResponseCode.MESSAGE_ILLEGAL),
     (RemoteProtocolError, ResponseCode.INVALID_PARAMETER),
     (SelectorError, ResponseCode.SUBSCRIPTION_PARSE_FAILED),

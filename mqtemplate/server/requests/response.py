@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from mqtemplate.delay.pending_keys import PendingKeyUnknownError
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
-from mqtemplate.errors import StoreError
+from mqtemplate.errors import PendingKeyError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
-from mqtemplate.remoting.protocol.bodies.own_requests import MAX_HANDLES
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    MAX_HANDLES,
+    Refusal,
+    RefusalHeader,
+    encode_pending_error,
+)
 from mqtemplate.remoting.protocol.codec import encode_command, json_frame_head
 from mqtemplate.remoting.protocol.codes import FLAG_RESPONSE, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
@@ -29,6 +35,10 @@ def problem_response(request: RemotingCommand, error: Exception) -> RemotingComm
     """
     code = code_of_error(error)
     header = error.header if isinstance(error, RefusedError) else None
+    if isinstance(error, PendingKeyError):
+        header = RefusalHeader(refusal=Refusal.PENDING_KEY, pending=encode_pending_error(error))
+    elif isinstance(error, PendingKeyUnknownError):
+        header = RefusalHeader(refusal=Refusal.PENDING_KEY_UNKNOWN)
     return None if code is None else request.response(code, header, remark=str(error))
 
 
@@ -107,7 +117,13 @@ class SendResponses:
         return json_header_template(self._success(_MSG_ID, _QUEUE_ID, _QUEUE_OFFSET, unique_id, _OPAQUE), values)
 
     def header(
-        self, msg_id: str, queue_id: int, queue_offset: int, unique_id: str | None, handle: str | None = None
+        self,
+        msg_id: str,
+        queue_id: int,
+        queue_offset: int,
+        unique_id: str | None,
+        handle: str | None = None,
+        pending: str | None = None,
     ) -> SendMessageResponseHeader:
         """Return the header for messages in the commit log.
 
@@ -115,6 +131,7 @@ class SendResponses:
             msg_id: Offset message ids.
             unique_id: Id that the producer gave the message or, in the header, the whole batch.
             handle: For the cancellation of delayed messages.
+            pending: Outcome of a send with a pending key, as `encode_outcome` returns it.
         """
         return SendMessageResponseHeader(
             msg_id=msg_id,
@@ -124,6 +141,7 @@ class SendResponses:
             recall_handle=handle,
             msg_region=self._added["MSG_REGION"],
             trace_on=self._added["TRACE_ON"],
+            pending=pending,
         )
 
     def _success(

@@ -44,6 +44,7 @@ _ATTRIBUTES = {
     "bornTimestamp": "born_timestamp",
     "storeTimestamp": "store_timestamp",
     "handle": "handle",
+    "pendingKey": "pending_key",
 }
 """Column of the view -> attribute of `mqtemplate.pending.PendingMessage`."""
 
@@ -113,6 +114,7 @@ def pending_batch(block: RecordBlock, due_ms: npt.NDArray[np.int64], topic: str 
         "bodySize": pc.binary_length(records.cells(Records.BODY)),
         "rollCount": _numbers(properties.value(Property.TIMER_ROLL_TIMES)),
         "handle": _handles(records, block, due_ms, topics),
+        "pendingKey": properties.value(Property.PENDING_KEY),
         **{name: copied.column(name) for name in _COPIED.names},
     }
     batch = pa.RecordBatch.from_arrays([columns[name] for name in PENDING_SCHEMA.names], schema=PENDING_SCHEMA)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import ConfigurationError, DestinationError
+from mqtemplate.pending import OnPending
 from mqtemplate.spark.location import option_values as values
 from mqtemplate.spark.location.location import CLIENT_OPTIONS, PATH, BrokerLocation
 from mqtemplate.topics import check_send_topic
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 SINK_OPTIONS = (
     *("store", "nameServer", *CLIENT_OPTIONS),
     *("topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
+    *("pendingKey", "onPending", "noLaterThan"),
     *("txnAppId", "txnVersion", "idempotent", "sendTimeoutMs"),
 )
 """Names for ``.option(...)``; case does not matter."""
 
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "provider", "mode"})
-_DEFAULTS = ("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime")
+_DEFAULTS = (
+    *("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
+    *("pendingKey", "onPending", "noLaterThan"),
+)
 
 _TEXT, _NUMBER = frozenset({"string"}), frozenset({"tinyint", "smallint", "int", "bigint"})
 COLUMNS: dict[str, tuple[frozenset[str], str]] = {
@@ -39,6 +44,9 @@ COLUMNS: dict[str, tuple[frozenset[str], str]] = {
     "delayLevel": (_NUMBER, "int"),
     "delay": (_TEXT | _NUMBER | {"float", "double", "interval"}, "seconds, text such as '90s', or an interval"),
     "deliverTime": (frozenset({"timestamp", "bigint"}), "timestamp, or bigint in milliseconds"),
+    "pendingKey": (_TEXT, "string"),
+    "onPending": (_TEXT, "string: replace, keep, postpone or refuse"),
+    "noLaterThan": (_TEXT | _NUMBER | {"float", "double", "interval"}, "seconds, text such as '2h', or an interval"),
 }
 """Column -> its types, and the same for errors."""
 
@@ -117,13 +125,21 @@ def _topic(text: str) -> str:
         raise ConfigurationError(f"option topic={text!r}: {exc}") from exc
 
 
+def _on_pending(text: str) -> str:
+    if text not in list(OnPending):
+        raise ValueError(f"it must be one of {', '.join(OnPending)}")
+    return text
+
+
 def _default(given: Mapping[str, str], name: str) -> Any:
     """Return a default for rows, in the form of its column; a deliver time in milliseconds."""
     text = given[name]
     try:
         if name in ("queueId", "delayLevel"):
             return int(text)
-        if name == "delay":
+        if name == "onPending":
+            return _on_pending(text)
+        if name in ("delay", "noLaterThan"):
             return duration_ms(text, 1_000) / 1_000
     except ValueError as exc:
         raise ConfigurationError(f"option {name}={text!r}: {exc}") from exc

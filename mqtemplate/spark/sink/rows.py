@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import DestinationError, MessageError
-from mqtemplate.message import RESERVED_PROPERTIES, Message, Property, joined_keys, storable
+from mqtemplate.message import DELAY_PROPERTIES, RESERVED_PROPERTIES, Message, Property, joined_keys, storable
 from mqtemplate.record.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT_FIELDS, LONGEST_PROPERTIES, EncodedBatch
 from mqtemplate.spark.sink.options import COLUMNS, SinkOptions
+from mqtemplate.template.delays import pending_key_properties
 from mqtemplate.topics import check_send_topic
 
 
@@ -99,6 +100,9 @@ class RowReader:
         delay_level: int | None,
         delay: Any,
         deliver_time: int | None,
+        pending_key: str | None,
+        on_pending: str | None,
+        no_later_than: Any,
     ) -> OutgoingRow:
         if topic is None:
             raise MessageError("topic is null")
@@ -113,6 +117,11 @@ class RowReader:
             sent[Property.SHARDING_KEY] = storable("shardingKey", sharding_key)
         if delay_level is not None or delay is not None or deliver_time is not None:
             self._add_delay(sent, delay_level, delay, deliver_time)
+        if pending_key is not None:
+            if sent.keys().isdisjoint(DELAY_PROPERTIES):
+                raise MessageError("it has a pendingKey and no delay, and only a delayed message is pending")
+            span = None if no_later_than is None else timedelta(milliseconds=duration_ms(no_later_than, 1_000))
+            sent |= pending_key_properties(pending_key, on_pending, span)
         return OutgoingRow(Message(_checked_topic(topic), _body(body), sent), queue_id, sharding_key)
 
     def _add_delay(self, sent: dict[str, str], level: int | None, delay: Any, deliver_time: int | None) -> None:

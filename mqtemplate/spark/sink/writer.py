@@ -20,7 +20,7 @@ from mqtemplate.broker import Broker, Capability, MessageSends
 from mqtemplate.errors import ConfigurationError, MessageError, SparkError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import queue_number
-from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, SendSequence
+from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, Property, SendSequence
 from mqtemplate.remoting.protocol.messages import EncodedBatch
 from mqtemplate.results import SendResult, SequencedResult
 from mqtemplate.spark.location.connection import open_broker
@@ -52,15 +52,18 @@ def publish(batches: Iterator[pa.RecordBatch], options: SinkOptions, sequence: S
     rows, reader, columns = 0, RowReader(options, sequence.partition), ColumnEncoder(options)
     with open_broker(options.location) as broker:
         queues = QueueChooser(broker, sequence.partition)
-        with closing(create_publisher(broker, options, sequence)) as publisher:
+        keyed = PendingKeyPublisher(broker, options.send_timeout_ms)
+        with closing(create_publisher(broker, options, sequence)) as publisher, closing(keyed):
             for batch in batches:
                 if isinstance(publisher, EncodedPublisher) and (encoded := columns.encode(batch)) is not None:
                     publisher.publish_encoded(encoded, queues.choose_one(encoded.topic))
                 else:
-                    publisher.publish(queues.choose(reader.read(batch, rows)))
+                    without_key = keyed.publish(reader.read(batch, rows), queues)
+                    publisher.publish(queues.choose(without_key))
                 rows += batch.num_rows
             result = publisher.finish()
-    return Published(result.stored, result.repeated)
+            stored = result.stored + keyed.finish()
+    return Published(stored, result.repeated)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -260,6 +263,49 @@ class PlainPublisher:
         wait(self._futures)
 
 
+@dataclass(slots=True)
+class PendingKeyPublisher:
+    """Sends the rows that have a pending key, one by one and in their order.
+
+    They are not numbered: a task that is repeated sends them again, and still at most one is pending under a key.
+    """
+
+    broker: Broker
+    timeout_ms: int
+    _futures: deque[Future[SendResult]] = field(default_factory=deque)
+    _topics: set[str] = field(default_factory=set)
+    _count: int = 0
+
+    def publish(self, rows: Sequence[OutgoingRow], queues: QueueChooser) -> Sequence[OutgoingRow]:
+        """Send the rows with a pending key, and return the others."""
+        others = [row for row in rows if Property.PENDING_KEY not in row.message.properties]
+        if len(others) == len(rows):
+            return rows
+        for row in rows:
+            if Property.PENDING_KEY in row.message.properties:
+                self._send(row.message, queues.choose_named(row))
+        return others
+
+    def _send(self, message: Message, queue: MessageQueue | None) -> None:
+        if len(self._futures) >= _MAX_IN_FLIGHT:
+            self._futures.popleft().result()
+        self._futures.append(self.broker.sends.send_async([message], queue, self.timeout_ms))
+        self._count += 1
+        if message.topic not in self._topics:  # a send that creates its topic may be overtaken
+            self._topics.add(message.topic)
+            self._futures.pop().result()
+
+    def finish(self) -> int:
+        """Wait for all sends, and return their number."""
+        while self._futures:
+            self._futures.popleft().result()
+        return self._count
+
+    def close(self) -> None:
+        """Wait until nothing is being sent, also after an error."""
+        wait(self._futures)
+
+
 def create_publisher(
     broker: Broker, options: SinkOptions, sequence: SendSequence
 ) -> SequencedPublisher | PlainPublisher:
@@ -301,6 +347,13 @@ class QueueChooser:
                 queue = queues[shared % len(queues)]
             chosen.append((message, queue))
         return chosen
+
+    def choose_named(self, row: OutgoingRow) -> MessageQueue | None:
+        """Return the queue that a row names by its id or its sharding key; None if it names none."""
+        if row.queue_id is None and row.sharding_key is None:
+            return None
+        [(_, queue)] = self.choose([row])
+        return queue
 
     def choose_one(self, topic: str) -> MessageQueue:
         """Return the queue of all next rows, which `choose` would take for rows that name none."""

@@ -12,7 +12,8 @@ A broker is tested by one class::
 from mqtemplate.testing.contract.broker_contract import BrokerContract
 from mqtemplate.testing.contract.delays import DelayContract, ScheduleChangeContract
 from mqtemplate.testing.contract.groups import GroupContract, ReceiveContract, RetryContract
-from mqtemplate.testing.contract.pop import PopContract
+from mqtemplate.testing.contract.pending_keys import PendingKeyContract
+from mqtemplate.testing.contract.pop import KeyLimitContract, PopContract
 from mqtemplate.testing.contract.reading import PullContract, QueryContract, SelectorContract
 from mqtemplate.testing.contract.sending import SendContract, SequencedSendContract
 from mqtemplate.testing.contract.transactions import ReplyContract, TransactionContract
@@ -23,6 +24,8 @@ __all__ = [
     "BrokerUnderTest",
     "DelayContract",
     "GroupContract",
+    "KeyLimitContract",
+    "PendingKeyContract",
     "PopContract",
     "PullContract",
     "QueryContract",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from mqtemplate.testing.contract.delays import DelayContract, ScheduleChangeContract
 from mqtemplate.testing.contract.groups import GroupContract, ReceiveContract, RetryContract
-from mqtemplate.testing.contract.pop import PopContract
+from mqtemplate.testing.contract.pending_keys import PendingKeyContract
+from mqtemplate.testing.contract.pop import KeyLimitContract, PopContract
 from mqtemplate.testing.contract.reading import PullContract, QueryContract, SelectorContract
 from mqtemplate.testing.contract.sending import SendContract, SequencedSendContract
 from mqtemplate.testing.contract.transactions import ReplyContract, TransactionContract
@@ -18,9 +19,11 @@ class BrokerContract(
     PullContract,
     GroupContract,
     PopContract,
+    KeyLimitContract,
     RetryContract,
     DelayContract,
     ScheduleChangeContract,
+    PendingKeyContract,
     QueryContract,
     SelectorContract,
     TransactionContract,

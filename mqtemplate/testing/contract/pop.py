@@ -10,6 +10,7 @@ import pytest
 
 from mqtemplate.broker import Capability, ConsumeFromWhere, ConsumerSpec, PopConsumers, ReceivedMessage
 from mqtemplate.errors import BrokerClosedError, InvalidReceiptHandleError
+from mqtemplate.key_limits import KeyLimits
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.testing.contract.under_test import BrokerUnderTest
@@ -292,3 +293,76 @@ class PopContract:
 
         assert _bodies(group.take(1)) == ["b"]
         assert group.receive() == []
+
+
+class KeyLimitContract:
+    """Keys take turns, and each has its limits over all members of the group."""
+
+    def _group(self, under_test: BrokerUnderTest, *limits: float | None) -> _Group:
+        under_test.needs(Capability.KEY_LIMITS)
+        return _Group(under_test, 1, None, key_limits=KeyLimits("tenant", *limits))  # type: ignore[arg-type]
+
+    def _send(self, under_test: BrokerUnderTest, group: _Group, tenants: str) -> None:
+        for number, tenant in enumerate(tenants):
+            under_test.send(group.topic, f"{tenant}{number}", properties={"tenant": tenant})
+
+    def test_a_key_has_no_more_in_flight_than_its_limit_over_all_members(self, under_test: BrokerUnderTest) -> None:
+        group = self._group(under_test, 2)
+        other = group.join()
+        self._send(under_test, group, "aaaab")
+
+        first = group.take(3)
+        assert _bodies(first) == ["a0", "a1", "b4"]
+        assert group.receive() == []
+        group.ack(next(each for each in first if each.message.body == b"a0"))
+
+        assert _bodies(group.take(1)) == ["a2"]
+        assert group.receive() == []
+        other.close()
+
+    def test_the_keys_take_turns(self, under_test: BrokerUnderTest) -> None:
+        """A tenant with many messages does not delay another one by more than a round."""
+        group = self._group(under_test)
+        self._send(under_test, group, "aaaaaabc")
+
+        assert _bodies(group.take(3)) == ["a0", "b6", "c7"]
+
+    def test_a_message_that_fails_frees_its_key(self, under_test: BrokerUnderTest) -> None:
+        group = self._group(under_test, 1)
+        self._send(under_test, group, "aa")
+        [first] = group.take(1)
+        assert group.receive() == []
+
+        group.change(first, 0)
+
+        [next_one] = group.take(1)
+        group.ack(next_one)
+        [last] = group.take(1)
+        assert _bodies([next_one, last]) == ["a0", "a1"]
+
+    def test_the_rate_of_a_key_is_exact_on_a_virtual_clock(self, under_test: BrokerUnderTest) -> None:
+        under_test.needs_virtual_time()
+        group = self._group(under_test, None, 10)
+        self._send(under_test, group, "aaaaab")
+
+        received = [_bodies(group.receive())]
+        for _ in range(3):
+            under_test.pass_time(99)
+            assert group.receive() == []
+            under_test.pass_time(1)
+            received.append(_bodies(group.receive()))
+
+        assert [body for body in received[0] if body.startswith("b")] == ["b5"]
+        assert [len(each) for each in received[1:]] == [1, 1, 1]
+
+    def test_what_is_in_flight_counts_after_a_restart(self, under_test: BrokerUnderTest) -> None:
+        group = self._group(under_test, 1)
+        self._send(under_test, group, "aab")
+        assert _bodies(group.take(2, _SHORT_MS)) == ["a0", "b2"]
+
+        under_test.reopen()
+        group.join()
+        assert group.receive() == []
+        group.until_visible(_SHORT_MS)
+
+        assert _bodies(group.take(2)) == ["a0", "b2"]

@@ -200,3 +200,18 @@ def test_a_body_is_compared_with_its_digest(kind: DigestType, checksum: str) -> 
 
     assert is_intact(given)
     assert not is_intact(damaged)
+
+
+def test_a_cancel_by_a_commit_is_refused_with_what_helps() -> None:
+    with pytest.raises(UnsupportedError, match="cancels= .*does not carry it; cancel the message after the commit, or"):
+        encoder().encode(Message("orders", b"x", {Property.CANCELS: "handle"}))
+
+
+def test_a_pending_key_is_refused_with_what_helps() -> None:
+    properties = {Property.TIMER_DELAY_MS: "1000", Property.PENDING_KEY: "cart-17"}
+
+    with pytest.raises(
+        UnsupportedError,
+        match=r"pending_key='cart-17'.*does not carry it.*use an embedded broker, or rocketmq\.name-server",
+    ):
+        encoder().encode(Message("orders", b"x", properties))

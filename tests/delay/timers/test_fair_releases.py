@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import load_settings
-from mqtemplate.delay.causes import LatenessCauses
-from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord
+from mqtemplate.delay.pending_rows import NEVER_MS, DueRecord, LatenessCauses
 from mqtemplate.delay.settings import TopicShape
 from mqtemplate.delay.timers.fairness import FairQueue
 from mqtemplate.delay.timers.shaping import NEAR_DTYPE

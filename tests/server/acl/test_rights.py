@@ -101,6 +101,7 @@ PERMITTED = {
     RequestCode.END_TRANSACTION: PUBLISHED,
     RequestCode.CANCEL_DELAYED_MESSAGE: PUBLISHED,
     RequestCode.RESCHEDULE_DELAYED_MESSAGE: PUBLISHED,
+    RequestCode.CHANGE_AND_SEND: PUBLISHED,
     RequestCode.GET_HAND_OVER: PUBLISHED,
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: PUBLISHED,
     RequestCode.GET_MAX_OFFSET: READ,
@@ -160,7 +161,7 @@ def _value(field: dataclasses.Field[object], names: Names) -> object:
 
 
 def _body(code: int, names: Names) -> bytes:
-    if code == RequestCode.SEND_SEQUENCED_MESSAGES:
+    if code in (RequestCode.SEND_SEQUENCED_MESSAGES, RequestCode.CHANGE_AND_SEND):
         topic = names.topic or ""
         return encode_queue_batches([(Message(topic, b"x"), 0)], {topic: topic})
     subscription = SubscriptionData(topic=names.topic or "", sub_string="*")

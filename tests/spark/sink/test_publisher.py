@@ -20,6 +20,7 @@ from mqtemplate.brokers import EmbeddedBroker, RemoteBroker  # noqa: E402
 from mqtemplate.clock import SystemClock  # noqa: E402
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, SendError, UnsupportedError  # noqa: E402
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
+from mqtemplate.pending import PendingQuery  # noqa: E402
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.server.local_address import LocalServerAddress  # noqa: E402
@@ -267,3 +268,24 @@ def test_a_folder_that_does_not_exist_is_not_created(tmp_path: Path) -> None:
     options = SinkOptions.parse({"store": str(tmp_path / "missing"), "topic": "orders"})
     with pytest.raises(Exception, match="does not exist; give the folder of an embedded broker that was started once"):
         publish(batches(1), options, SendSequence("q", 0, 0))
+
+
+def test_rows_with_a_pending_key_replace_those_before_them_also_in_a_repeated_task(tmp_path: Path) -> None:
+    """The other rows are numbered as before: a repeated task stores them once."""
+    store = tmp_path / "store"
+    with EmbeddedBroker(store) as broker:
+        broker.create_topic("carts", 2)
+    rows = {
+        "body": ["2 books", "no key", "3 books", "1 pen"],
+        "pendingKey": ["cart-17", None, "cart-17", "cart-18"],
+        "delay": ["1h"] * 4,
+    }
+    options = SinkOptions.parse({"store": str(store), "topic": "carts"})
+
+    for _ in range(2):
+        result = publish(iter([pa.RecordBatch.from_pydict(rows)]), options, SendSequence("query", 0, 0))
+
+    assert (result.stored, result.repeated) == (3, 1)
+    with open_broker(options.location) as broker:
+        pending = broker.delayed.pending(PendingQuery(topic="carts")).messages
+    assert sorted(str(each.pending_key) for each in pending) == ["None", "cart-17", "cart-18"]

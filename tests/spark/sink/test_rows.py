@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from mqtemplate.errors import ConfigurationError, MessageError
-from mqtemplate.message import Message
+from mqtemplate.message import Message, Property
 from mqtemplate.spark.sink.options import SinkOptions
 from mqtemplate.spark.sink.rows import OutgoingRow, RowReader
 
@@ -169,3 +169,35 @@ def test_the_documented_types_are_accepted() -> None:
     options.check_columns(schema_of(body=pa.struct({"a": NUMBER}), keys=pa.list_(TEXT), delay=interval))
     options.check_columns(schema_of(body=pa.binary(), queueId=pa.int64(), shardingKey=TEXT, deliverTime=time))
     options.check_columns(schema_of(body=TEXT, delay=pa.float64(), properties=pa.map_(TEXT, TEXT)))
+
+
+# --- pending keys -----------------------------------------------------------------------------------
+
+
+def test_a_row_has_a_pending_key_of_its_column_or_of_an_option() -> None:
+    own = {"body": "x", "topic": "carts", "pendingKey": "cart-17", "onPending": "postpone", "noLaterThan": "2h"}
+
+    message = only_message(own, delay="15m")
+    other = only_message({"body": "x", "topic": "carts"}, delay="15m", pendingKey="cart-18")
+
+    wanted = (Property.PENDING_KEY, Property.ON_PENDING, Property.NO_LATER_THAN)
+    assert [message.properties.get(name) for name in wanted] == ["cart-17", "postpone", "7200000"]
+    assert [other.properties.get(name) for name in wanted] == ["cart-18", "replace", None]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"pendingKey": "cart-17"}, "it has a pendingKey and no delay"),
+        ({"pendingKey": "cart-17", "delay": "1h", "onPending": "drop"}, "on_pending must be one of"),
+        ({"pendingKey": "cart-17", "delay": "1h", "noLaterThan": "2h"}, "needs on_pending='postpone'"),
+    ],
+)
+def test_a_row_whose_pending_key_makes_no_sense_is_named(columns: dict[str, str], reason: str) -> None:
+    with pytest.raises(MessageError, match=f"row 0 of partition 3 cannot be sent: .*{reason}"):
+        only_message({"body": "x", "topic": "carts", **columns})
+
+
+def test_an_option_for_pending_messages_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="option onPending='drop': it must be one of replace, keep, postpone"):
+        SinkOptions.parse(STORE | {"topic": "carts", "onPending": "drop"})

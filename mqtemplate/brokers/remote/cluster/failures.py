@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mqtemplate.brokers.remote.cluster.settings import Namespace
 from mqtemplate.clock import Clock
 from mqtemplate.errors import (
     BrokerBusyError,
@@ -17,12 +18,14 @@ from mqtemplate.errors import (
     DelayError,
     MessageError,
     MQTemplateError,
+    PendingKeyError,
     RemoteConnectError,
     RemoteTimeoutError,
     SendError,
     UnsupportedError,
 )
 from mqtemplate.event_log import EventLogger, get_logger
+from mqtemplate.remoting.protocol.bodies.own_requests import PendingErrorData, Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.services import wall_time
@@ -341,6 +344,22 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
     elif response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         kind = UnsupportedError
     return kind.during(operation, reason)
+
+
+def pending_key_error(
+    response: RemotingCommand, namespace: Namespace, operation: str, address: str
+) -> PendingKeyError | UnsupportedError | None:
+    """Return the error for a message that was refused because of its pending key; None for another reason.
+
+    Another message is pending under the key, or the broker cannot know if one is.
+    """
+    refusal = response.header(RefusalHeader)
+    if refusal.refusal == Refusal.PENDING_KEY_UNKNOWN:
+        return UnsupportedError.during(operation, refusal_text(response, address))
+    if refusal.refusal != Refusal.PENDING_KEY or refusal.pending is None:
+        return None
+    data = PendingErrorData.decode(refusal.pending.encode())
+    return PendingKeyError(data.key, namespace.unwrap(data.topic), data.handle, data.msg_id, data.deliver_time)
 
 
 def refusal_text(response: RemotingCommand, address: str) -> str:

@@ -318,6 +318,10 @@ class Backlog:
                 found.update(dict.fromkeys(record.msg_id for record in records if self.is_own(record)))
         return list(found)
 
+    def newest_timers(self, key: str) -> list[MessageExt]:
+        """Return the newest records with a key in the timer topic, pending or not; brokers return the newest first."""
+        return self._queries.messages_by_key(TIMER_TOPIC, key, _MOST_BY_KEY)
+
     def timers_of(self, msg_id: str) -> list[MessageExt]:
         """Return the records of one message in the timer topic, pending or not, and the marks that delete them."""
         return self._queries.messages_by_key(TIMER_TOPIC, msg_id, _MOST_BY_KEY, unique=True)
@@ -406,6 +410,7 @@ class Backlog:
             store_timestamp=record.store_timestamp,
             body_size=len(record.body),
             handle=level_handle(record, due_ms) if level else timer_handle(record),
+            pending_key=record.properties.get(Property.PENDING_KEY),
         )
 
 

@@ -1,24 +1,24 @@
-"""Control over the pending messages of a cluster: one implementation of `DelayedMessages` for each kind of broker.
+"""Control over the pending messages of a RocketMQ cluster: recalls, and sends under a pending key in two steps.
 
-- `OurServer` sends requests that RocketMQ does not have: 500,001 to 500,004.
-- `RocketMQCluster` uses recalls, and reads the state of a message before it changes it.
+`RocketMQCluster` reads the state of a message before it changes it. `PendingKeySends` looks up what is pending under a
+key, sends, and recalls.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl.recallMessage``, ``broker: RecallMessageProcessor``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import heapq
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from typing import NamedTuple, TypedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from mqtemplate.broker import DelayedMessages
+from mqtemplate.broker import DelayedMessages, QueuedMessage, refuse_then
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.failures import response_error
 from mqtemplate.brokers.remote.cluster.queries import Queries
 from mqtemplate.brokers.remote.delayed.backlog import (
     Backlog,
@@ -27,8 +27,6 @@ from mqtemplate.brokers.remote.delayed.backlog import (
     Recalls,
     TimerId,
     TimerRecords,
-    decode_cursor,
-    encode_cursor,
     parse_cursor,
     position_of,
     sent_again,
@@ -36,24 +34,26 @@ from mqtemplate.brokers.remote.delayed.backlog import (
     timer_id,
 )
 from mqtemplate.brokers.remote.delayed.index_reader import IndexReader, index_answers
+from mqtemplate.brokers.remote.delayed.our_server import MOST_INFORMATIVE
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.clock import Clock
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle
-from mqtemplate.durations import format_ms
-from mqtemplate.errors import (
-    BrokerError,
-    DelayError,
-    MessageError,
-    MQTemplateError,
-    RemoteProtocolError,
-    RemoteTimeoutError,
-    UnsupportedError,
+from mqtemplate.errors import BrokerError, MessageError, PendingKeyError, UnsupportedError
+from mqtemplate.message import (
+    KEY_SEPARATOR,
+    Message,
+    MessageExt,
+    MessageQueue,
+    Property,
+    create_unique_id,
+    split_keys,
 )
-from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.pending import (
+    OnPending,
     PendingCounts,
+    PendingDecision,
     PendingMessage,
+    PendingOutcome,
     PendingPage,
     PendingQuery,
     ScheduleChange,
@@ -61,317 +61,10 @@ from mqtemplate.pending import (
     check_page_size,
     total_change,
 )
-from mqtemplate.remoting.protocol.bodies.own_requests import (
-    MAX_HANDLES,
-    CancelDelayedMessageRequestHeader,
-    CountPendingMessagesRequestHeader,
-    GetPendingMessagesRequestHeader,
-    GetPendingPositionsRequestHeader,
-    PendingCountsData,
-    PendingMessageData,
-    PendingMessagesData,
-    Refusal,
-    RefusalHeader,
-    RescheduleDelayedMessageRequestHeader,
-    ScheduleChangeData,
-    checked_answer,
-)
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
-from mqtemplate.remoting.protocol.command import RemotingCommand
-from mqtemplate.remoting.protocol.headers.fields import CommandHeader
-
-# --- results, pages and cursors -------------------------------------------------------------------
-
+from mqtemplate.results import SendResult, SendStatus
 
 _CANCELLED, _RESCHEDULED = ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED
 _DELIVERED, _UNKNOWN = ScheduleChangeStatus.ALREADY_DELIVERED, ScheduleChangeStatus.UNKNOWN
-_MOST_INFORMATIVE = (_CANCELLED, _RESCHEDULED, ScheduleChangeStatus.MOVED, _DELIVERED, _UNKNOWN)
-"""Order of the statuses where nothing was changed: only one of several servers has stored the message."""
-
-
-# --- servers of this library ----------------------------------------------------------------------
-
-
-_MAX_PAGE = 1_000
-_STEP = 2_000
-"""Most messages that a server compares for one request, so that it answers others meanwhile. It may choose fewer."""
-
-
-class _Selected(NamedTuple):
-    """Pending messages of one server: by handles, or by key."""
-
-    broker_name: str
-    handle: str | None = None
-    key: str | None = None
-    topic: str | None = None
-    namespace: str | None = None
-
-
-class _Conditions(TypedDict):
-    """The conditions of a query as header fields."""
-
-    topic: str | None
-    key: str | None
-    tag: str | None
-    compared_property: str | None
-    before_time: int | None
-    after_time: int | None
-    newest: int | None
-    namespace: str | None
-
-
-class _Listed(NamedTuple):
-    """One message of a page, and the cursor after it on its server."""
-
-    broker_name: str
-    message: PendingMessage
-    cursor: str
-
-
-class _SteppedQuery:
-    """One query of the pending messages of all servers, in steps of bounded work.
-
-    Args:
-        timeout_ms: Most time for all steps, without *on_compared*.
-        on_compared: See `DelayedMessages.pending`. Then there is no limit for all steps, only one for each.
-    """
-
-    def __init__(self, clock: Clock, timeout_ms: int, on_compared: Callable[[int], None] | None) -> None:
-        self._clock = clock
-        self._timeout_ms = timeout_ms
-        self._on_compared = on_compared
-        self._start_ms = clock.steady_ms()
-        self._steps = 0
-
-    def step_done(self, operation: str) -> None:
-        """Count a step that was not the last.
-
-        Raises:
-            RemoteTimeoutError: There is no time for another step.
-        """
-        self._steps += 1
-        if self._on_compared is not None:
-            self._on_compared(_STEP)
-        elif self._clock.steady_ms() - self._start_ms >= self._timeout_ms:
-            raise RemoteTimeoutError(
-                f"{operation}: not finished after {format_ms(self._timeout_ms)}, in which up to "
-                f"{self._steps * _STEP:,} messages were compared; filter by time or by key, or pass on_compared, which "
-                "is called with the progress and has no time limit"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class OurServer(DelayedMessages):
-    """Control over the pending messages of all servers of a cluster.
-
-    A handle names its server. A key and a query go to all servers.
-    """
-
-    context: ClientContext
-
-    # --- changes -------------------------------------------------------------------------------
-
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
-        selected = self._named(handle, key, topic)
-        return self._change("cancel", RequestCode.CANCEL_DELAYED_MESSAGE, CancelDelayedMessageRequestHeader, selected)
-
-    def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
-    ) -> ScheduleChange:
-        selected = self._named(handle, key, topic)
-        header = partial(RescheduleDelayedMessageRequestHeader, deliver_time=deliver_ms)
-        return self._change("reschedule", RequestCode.RESCHEDULE_DELAYED_MESSAGE, header, selected)
-
-    def _change(
-        self, verb: str, code: int, create_header: Callable[..., CommandHeader], selected: list[_Selected]
-    ) -> ScheduleChange:
-        operation, changes = f"{verb} pending messages", []
-        for each in selected:
-            response = self._call(each.broker_name, code, create_header(**each._asdict()), operation)
-            data = ScheduleChangeData.decode(response.body)
-            status = ScheduleChangeStatus.__members__.get(data.status)
-            if status is None:
-                raise RemoteProtocolError(
-                    f"{operation}: broker {each.broker_name!r} answered with unknown status {data.status!r}"
-                )
-            changes.append(ScheduleChange(status, data.count, tuple(data.handles)))
-        return total_change(changes, _MOST_INFORMATIVE)
-
-    def _named(self, handle: str | None, key: str | None, topic: str | None) -> list[_Selected]:
-        """Return one request for each server; several for many handles."""
-        key = check_selection(handle, key)
-        if handle is None:
-            wire_topic = None if topic is None else self.context.namespace.wrap(topic)
-            namespace = self.context.settings.namespace or None
-            return [
-                _Selected(name, key=key, topic=wire_topic, namespace=namespace)
-                for name in self.context.routes.master_names()
-            ]
-        by_broker: dict[str, list[str]] = {}
-        for text in handle.split(","):
-            named = decode_handle(text)
-            self.context.routes.existing(self.context.namespace.unwrap(named.topic))  # has the address of the broker
-            by_broker.setdefault(named.broker_name, []).append(text)
-        return [
-            _Selected(name, ",".join(handles[start : start + MAX_HANDLES]))
-            for name, handles in by_broker.items()
-            for start in range(0, len(handles), MAX_HANDLES)
-        ]
-
-    # --- queries -------------------------------------------------------------------------------
-
-    def pending(
-        self,
-        query: PendingQuery,
-        max_count: int = 100,
-        cursor: str | None = None,
-        *,
-        on_compared: Callable[[int], None] | None = None,
-    ) -> PendingPage:
-        check_page_size(max_count)
-        cursors = {} if cursor is None else decode_cursor(cursor)
-        scan = self._scan(on_compared)
-        lists = [
-            self._listed(name, query, max_count + 1, cursors.get(name), scan)
-            for name in self.context.routes.master_names()
-        ]
-        in_order = heapq.merge(*lists, key=lambda listed: listed.message.deliver_ms)
-        page = list(islice(in_order, max_count))
-        has_more = next(in_order, None) is not None
-        cursors |= {listed.broker_name: listed.cursor for listed in page}
-        if on_compared is not None and page:
-            on_compared(len(page))  # of the last step; without this a list of all messages would show no progress
-        return PendingPage(tuple(listed.message for listed in page), encode_cursor(cursors) if has_more else None)
-
-    def _scan(self, on_compared: Callable[[int], None] | None) -> _SteppedQuery:
-        return _SteppedQuery(self.context.clock, self.context.settings.pull_timeout_ms, on_compared)
-
-    def pending_positions(self, query: PendingQuery, after: tuple[int, int], max_count: int) -> bytes:
-        """Return positions of a `LocalServer`, which runs on this machine."""
-        (name,) = self.context.routes.master_names()
-        header = GetPendingPositionsRequestHeader(
-            **self._conditions(query), after_due=after[0], after_offset=after[1], max_count=max_count
-        )
-        return self._query(name, RequestCode.GET_PENDING_POSITIONS, header, "list pending messages", query).body
-
-    def _listed(
-        self, broker_name: str, query: PendingQuery, count: int, cursor: str | None, scan: _SteppedQuery
-    ) -> Iterator[_Listed]:
-        """Yield the messages of one server, in order; request the next page when it is needed."""
-        operation = "list pending messages"
-        while True:
-            header = GetPendingMessagesRequestHeader(
-                **self._conditions(query),
-                max_count=min(count, _MAX_PAGE),
-                cursor=cursor,
-                max_records=_STEP,
-                broker_name=broker_name,
-            )
-            response = self._query(broker_name, RequestCode.GET_PENDING_MESSAGES, header, operation, query)
-            page = checked_answer(header, PendingMessagesData.decode(response.body))
-            for data in page.messages:
-                cursor = data.cursor
-                yield _Listed(broker_name, self._message(data), cursor)
-            if not page.has_more or (page.cursor is None and not page.messages):
-                return
-            cursor = page.cursor or cursor
-            scan.step_done(operation)
-
-    def _message(self, data: PendingMessageData) -> PendingMessage:
-        return PendingMessage(
-            topic=self.context.namespace.unwrap(data.topic),
-            msg_id=data.msg_id,
-            tags=data.tags,
-            keys=data.keys,
-            deliver_ms=data.deliver_time,
-            delay_level=data.delay_level,
-            roll_count=data.roll_count,
-            born_timestamp=data.born_timestamp,
-            store_timestamp=data.store_timestamp,
-            body_size=data.body_size,
-            handle=data.handle,
-        )
-
-    def count_pending(
-        self,
-        query: PendingQuery,
-        bucket_ms: int = 60_000,
-        *,
-        on_compared: Callable[[int], None] | None = None,
-    ) -> PendingCounts:
-        buckets: Counter[int] = Counter()
-        scan = self._scan(on_compared)
-        for name in self.context.routes.master_names():
-            for data in self._counted(name, query, bucket_ms, scan):
-                buckets.update(data.buckets)
-        return PendingCounts(buckets.total(), dict(sorted(buckets.items())))
-
-    def _counted(
-        self, broker_name: str, query: PendingQuery, bucket_ms: int, scan: _SteppedQuery
-    ) -> Iterator[PendingCountsData]:
-        """Yield the counts of one server, step by step."""
-        operation, cursor = "count pending messages", None
-        while True:
-            header = CountPendingMessagesRequestHeader(
-                **self._conditions(query),
-                bucket_millis=bucket_ms,
-                cursor=cursor,
-                max_records=_STEP,
-                broker_name=broker_name,
-            )
-            response = self._query(broker_name, RequestCode.COUNT_PENDING_MESSAGES, header, operation, query)
-            data = checked_answer(header, PendingCountsData.decode(response.body))
-            yield data
-            cursor = data.cursor
-            if cursor is None:
-                return
-            scan.step_done(operation)
-
-    def _conditions(self, query: PendingQuery) -> _Conditions:
-        return {
-            "topic": None if query.topic is None else self.context.namespace.wrap(query.topic),
-            "key": query.key,
-            "tag": query.tag,
-            "compared_property": None if query.with_property is None else "=".join(query.with_property),
-            "before_time": query.before_ms,
-            "after_time": query.after_ms,
-            "newest": query.newest,
-            "namespace": self.context.settings.namespace or None,
-        }
-
-    # --- requests ------------------------------------------------------------------------------
-
-    def _query(
-        self, broker_name: str, code: int, header: CommandHeader, operation: str, query: PendingQuery
-    ) -> RemotingCommand:
-        """Send a query. Without a key an older server may read all its pending messages, which takes seconds."""
-        timeout_ms = self.context.settings.pull_timeout_ms if query.key is None else None
-        return self._call(broker_name, code, header, operation, timeout_ms)
-
-    def _call(
-        self, broker_name: str, code: int, header: CommandHeader, operation: str, timeout_ms: int | None = None
-    ) -> RemotingCommand:
-        address = self.context.routes.address(broker_name)
-        response = self.context.instance.invoke(address, RemotingCommand.request(code, header), timeout_ms)
-        if response.code != ResponseCode.SUCCESS:
-            raise _error(response, operation, address)
-        return response
-
-
-def _error(response: RemotingCommand, operation: str, address: str) -> MQTemplateError:
-    problem = response_error(response, operation, address)
-    if response.code == ResponseCode.MESSAGE_ILLEGAL:
-        return DelayError(str(problem))
-    if response.code == ResponseCode.INVALID_PARAMETER:
-        return MessageError(str(problem))
-    if response.header(RefusalHeader).refusal == Refusal.RECALL_DISABLED:
-        return UnsupportedError(f"{operation}: {address} answered: {response.remark}")
-    return problem
-
-
-# --- brokers of RocketMQ ----------------------------------------------------------------------------
-
-
 _SEND_TIMEOUT_MS = 3_000
 
 
@@ -518,22 +211,63 @@ class RocketMQCluster(DelayedMessages):
             )
         return MessageState(status=_DELIVERED)
 
+    # --- by pending key ------------------------------------------------------------------------
+
+    def pending_with_key(self, topic: str, key: str, text: str, max_count: int) -> list[MessageState]:
+        """Return the messages of a topic that are pending under a pending key, the newest first.
+
+        Args:
+            text: The text that stands for the key among the ``KEYS`` of the messages.
+            max_count: Messages to look at, the newest ones that are not due.
+        """
+        wire_topic, now_ms = self._context.namespace.wrap(topic), self._context.clock.now_ms()
+        records = [
+            record
+            for record in self._backlog.newest_timers(text)
+            if _is_for(record, wire_topic)
+            and record.properties.get(Property.PENDING_KEY) == key
+            and timer_id(record).slot_ms > now_ms
+        ]
+        newest = sorted(records, key=lambda record: record.store_timestamp, reverse=True)
+        ids = list(dict.fromkeys(record.msg_id for record in newest))[:max_count]
+        states = [self._by_id(msg_id, wire_topic) for msg_id in ids]
+        return [state for state in states if state is not None and state.pending]
+
+    def is_indexed(self, text: str, msg_id: str) -> bool:
+        """Return True if the index of the brokers has a message under a text."""
+        return any(record.msg_id == msg_id for record in self._backlog.newest_timers(text))
+
     # --- changes -------------------------------------------------------------------------------
 
-    def cancel(self, handle: str | None = None, *, key: str | None = None, topic: str | None = None) -> ScheduleChange:
+    def cancel(
+        self,
+        handle: str | None = None,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
+    ) -> ScheduleChange:
         """See `DelayedMessages.cancel`.
 
         RocketMQ answers a recall before it has found the message. A message that is due within the next second may be
         delivered although the status is ``CANCELLED``.
         """
-        return total_change([self._cancel(state) for state in self._find(handle, key, topic)], _MOST_INFORMATIVE)
+        refuse_then(then, "RocketMQ")
+        return total_change([self._cancel(state) for state in self._find(handle, key, topic)], MOST_INFORMATIVE)
 
     def reschedule(
-        self, handle: str | None = None, deliver_ms: int = 0, *, key: str | None = None, topic: str | None = None
+        self,
+        handle: str | None = None,
+        deliver_ms: int = 0,
+        *,
+        key: str | None = None,
+        topic: str | None = None,
+        then: Sequence[QueuedMessage] = (),
     ) -> ScheduleChange:
         """See `DelayedMessages.reschedule`; the class describes its steps."""
+        refuse_then(then, "RocketMQ")
         return total_change(
-            [self._reschedule(state, deliver_ms) for state in self._find(handle, key, topic)], _MOST_INFORMATIVE
+            [self._reschedule(state, deliver_ms) for state in self._find(handle, key, topic)], MOST_INFORMATIVE
         )
 
     def _cancel(self, state: MessageState) -> ScheduleChange:
@@ -593,8 +327,199 @@ class RocketMQCluster(DelayedMessages):
         queue = MessageQueue(topic, record.broker_name, parse_number(record.properties.get(Property.REAL_QID)) or 0)
         is_writable = queue in self._context.routes.publish_route(topic).write_queues
         message = sent_again(record, topic, slot_ms)
-        return self._producer.send(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle
+        return self._producer.send_as_it_is(message, queue if is_writable else None, _SEND_TIMEOUT_MS).handle
 
 
 def _is_for(record: MessageExt, wire_topic: str | None) -> bool:
     return wire_topic is None or record.properties.get(Property.REAL_TOPIC) == wire_topic
+
+
+# --- one pending message by key ---------------------------------------------------------------------
+
+
+_MOST_PENDING = 4
+"""Messages under a key that are looked at, the newest first. There are two if two processes have sent at once."""
+_INDEX_WAIT_S = 2.0
+"""Longest time to wait until the index has a message that this client has just sent."""
+_INDEX_POLL_S = 0.02
+_STRIPES = 64
+
+
+class _Sent(NamedTuple):
+    """The last message that this client has sent under a key."""
+
+    msg_id: str
+    sent_s: float
+
+
+class PendingKeySends:
+    """Sends under a pending key to brokers of RocketMQ 5, in two steps: look up, then send and recall.
+
+    - The key is one of the message's ``KEYS`` as well, as `pending_key_text`: RocketMQ's index finds it.
+    - To replace, the new message is sent first, and then the old one is recalled. If the client stops in between, both
+      are pending; the next send under the key recalls both.
+    - Sends of this client under one key are executed one after the other. Two clients that send under one key at the
+      same time, or within the milliseconds that the index of a broker needs, may both store a message.
+    - As for any recall, the broker answers before it has found the message: one that is due within the next second
+      may be delivered although it is reported as replaced.
+    """
+
+    def __init__(self, context: ClientContext, cluster: RocketMQCluster, producer: Producer, recalls: Recalls) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._producer = producer
+        self._recalls = recalls
+        self._locks = [threading.Lock() for _ in range(_STRIPES)]
+        self._sent: dict[str, _Sent] = {}
+
+    def send(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult | None:
+        """Send a message that has a pending key and a delay; None if its brokers decide about the key themselves.
+
+        Raises:
+            PendingKeyError: A message is pending under the key, and the message is to be refused then.
+            UnsupportedError: The message has a level or is strict, or a broker has no timers or no recalls.
+        """
+        masters = self._producer.route(message.topic).masters()
+        instance = self._context.instance
+        instance.register_at(masters)
+        if any(instance.announced.get(address) for address in masters):  # a server of this library
+            return None
+        key = message.properties[Property.PENDING_KEY]
+        text = pending_key_text(self._context.namespace.wrap(message.topic), key)
+        if Property.HAND_OVER in message.properties:  # the old broker has decided about it; later sends find it
+            return self._store(message, queue, timeout_ms, text)
+        self._check(message)
+        if instance.remoting.loop.is_current_thread:
+            raise UnsupportedError(
+                "a pending_key on a RocketMQ cluster needs several requests, and this is the thread that receives "
+                "their responses; send from another thread"
+            )
+        with self._locks[hash(text) % _STRIPES]:
+            return self._send(message, queue, timeout_ms, text)
+
+    def _check(self, message: Message) -> None:
+        properties = message.properties
+        if properties.get(Property.ON_PENDING_STRICT) == "true":
+            raise UnsupportedError(
+                f"on_pending_strict=True for pending_key={properties[Property.PENDING_KEY]!r} on {message.topic!r}: a "
+                "RocketMQ cluster decides in two steps, a look-up and a send, so two messages may be pending for a "
+                "while, or be delivered; leave on_pending_strict out to accept that, or use an embedded broker or a "
+                "server of this library"
+            )
+        self._recalls.check_versions()
+        if properties.get(Property.DELAY, "0") != "0":
+            raise UnsupportedError(
+                f"pending_key on a message for {message.topic!r} with a delay level: RocketMQ recalls only messages "
+                "with a timer; pass delay= or deliver_at=, or use an embedded broker or a server of this library"
+            )
+        for name in self._context.routes.master_names():
+            self._recalls.check_enabled(name)
+
+    def _send(self, message: Message, queue: MessageQueue | None, timeout_ms: int, text: str) -> SendResult:
+        action = OnPending(message.properties.get(Property.ON_PENDING, OnPending.REPLACE))
+        found = self._pending(message.topic, message.properties[Property.PENDING_KEY], text)
+        newest = found[0] if found else None
+        if newest is not None and action is OnPending.REFUSE:
+            handle = newest.handles[0]
+            key = message.properties[Property.PENDING_KEY]
+            raise PendingKeyError(key, message.topic, timer_handle(_newest(newest)), handle.msg_id, handle.deliver_ms)
+        if newest is not None and action is OnPending.KEEP:
+            return _result_of(_newest(newest), message.topic, PendingOutcome(PendingDecision.KEPT))
+        if newest is not None and action is OnPending.POSTPONE:
+            return self._postpone(message, _newest(newest), text)
+        result = self._store(message, queue, timeout_ms, text)
+        replaced = [self._recall(state) for state in found]
+        handles = tuple(handle for each in replaced for handle in each)
+        decision = PendingDecision.REPLACED if handles else PendingDecision.STORED
+        is_late = bool(found) and not handles
+        return replace(result, pending=PendingOutcome(decision, handles, is_late))
+
+    def _recall(self, state: MessageState) -> list[str]:
+        """Recall the timers of a message; return the handles of those that were pending."""
+        recalled = []
+        for record, handle in zip(state.pending.values(), state.handles, strict=True):
+            if self._recalls.recall(handle) is _CANCELLED:
+                recalled.append(timer_handle(record))
+        return recalled
+
+    def _store(self, message: Message, queue: MessageQueue | None, timeout_ms: int, text: str) -> SendResult:
+        properties = dict(message.properties)
+        keys = dict.fromkeys([*split_keys(properties.get(Property.KEYS)), text])  # a copy of such a message has it
+        properties[Property.KEYS] = KEY_SEPARATOR.join(keys)
+        properties[Property.UNIQ_KEY] = properties.get(Property.UNIQ_KEY) or create_unique_id()
+        properties.setdefault(Property.PENDING_SINCE, str(self._context.clock.now_ms()))
+        sent = Message(message.topic, message.body, properties, message.flag)
+        result = self._producer.send_as_it_is(sent, queue, timeout_ms)
+        self._remember(text, result.msg_id)
+        return result
+
+    def _postpone(self, message: Message, record: MessageExt, text: str) -> SendResult:
+        """Give a pending message the due time of a new one, at most its limit after the first send."""
+        properties, now_ms = message.properties, self._context.clock.now_ms()
+        due_ms = _due_ms(properties, now_ms)
+        limit_ms = parse_number(properties.get(Property.NO_LATER_THAN))
+        since_ms = parse_number(record.properties.get(Property.PENDING_SINCE)) or record.born_timestamp
+        if limit_ms is not None:
+            due_ms = min(due_ms, since_ms + limit_ms)
+        change = self._cluster.reschedule(timer_handle(record), due_ms)
+        if change.status is _DELIVERED:  # released meanwhile: the new message is the only one
+            stored = self._store(message, None, _SEND_TIMEOUT_MS, text)
+            return replace(stored, pending=PendingOutcome(PendingDecision.STORED, already_delivered=True))
+        self._remember(text, record.msg_id)
+        result = _result_of(record, message.topic, PendingOutcome(PendingDecision.POSTPONED))
+        return replace(result, handle=change.handles[0] if change.handles else result.handle)
+
+    # --- the look-up ---------------------------------------------------------------------------
+
+    def _pending(self, topic: str, key: str, text: str) -> list[MessageState]:
+        """Return the messages that are pending under a key, the newest first."""
+        self._await_index(text)
+        return self._cluster.pending_with_key(topic, key, text, _MOST_PENDING)
+
+    def _remember(self, text: str, msg_id: str) -> None:
+        now_s = time.monotonic()
+        for old in [each for each, sent in self._sent.items() if now_s - sent.sent_s > _INDEX_WAIT_S]:
+            self._sent.pop(old, None)
+        self._sent[text] = _Sent(msg_id, now_s)
+
+    def _await_index(self, text: str) -> None:
+        """Wait until the index has what this client has just sent under a key."""
+        sent = self._sent.get(text)
+        while sent is not None and time.monotonic() - sent.sent_s < _INDEX_WAIT_S:
+            if self._cluster.is_indexed(text, sent.msg_id):
+                return
+            threading.Event().wait(_INDEX_POLL_S)
+
+
+def pending_key_text(wire_topic: str, key: str) -> str:
+    """Return the text that stands for a pending key among the ``KEYS``, by which RocketMQ finds a message."""
+    return f"pending:{hashlib.sha256(f'{wire_topic} {key}'.encode()).hexdigest()[:24]}"
+
+
+def _newest(state: MessageState) -> MessageExt:
+    record = state.newest
+    assert record is not None  # of a message that is pending
+    return record
+
+
+def _due_ms(properties: dict[str, str], now_ms: int) -> int:
+    for name, unit_ms in ((Property.TIMER_DELAY_MS, 1), (Property.TIMER_DELAY_SEC, 1_000)):
+        if (delay := parse_number(properties.get(name))) is not None:
+            return now_ms + delay * unit_ms
+    at_ms = properties.get(Property.TIMER_DELIVER_MS) or properties.get(Property.START_DELIVER_TIME)
+    return parse_number(at_ms) or now_ms
+
+
+def _result_of(record: MessageExt, topic: str, outcome: PendingOutcome) -> SendResult:
+    """Return a result that names a message which is pending."""
+    queue_id = parse_number(record.properties.get(Property.REAL_QID)) or 0
+    queue = MessageQueue(topic, record.broker_name, queue_id)
+    return SendResult(
+        SendStatus.SEND_OK,
+        record.msg_id,
+        record.offset_msg_id,
+        queue,
+        record.queue_offset,
+        handle=timer_handle(record),
+        pending=outcome,
+    )

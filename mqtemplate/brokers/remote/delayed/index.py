@@ -20,7 +20,7 @@ from mqtemplate.topics import SCHEDULE_TOPIC
 
 # --- the file -------------------------------------------------------------------------------------
 
-_VERSION = 1
+_VERSION = 2
 _CACHE_KIB = 32 << 10
 _BUSY_S = 30.0
 _MINUTE_MS = 60_000
@@ -35,7 +35,8 @@ CREATE TABLE IF NOT EXISTS sources (
   PRIMARY KEY (broker, topic, queue)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS pending (
   id INTEGER PRIMARY KEY, due_ms INTEGER, broker INTEGER, msg_id TEXT, level INTEGER, topic INTEGER, tag TEXT,
-  keys TEXT, rolls INTEGER, born_ms INTEGER, stored_ms INTEGER, size INTEGER, physical_offset INTEGER);
+  keys TEXT, rolls INTEGER, born_ms INTEGER, stored_ms INTEGER, size INTEGER, physical_offset INTEGER,
+  pending_key TEXT);
 CREATE UNIQUE INDEX IF NOT EXISTS pending_due ON pending (due_ms, broker, msg_id, level);
 CREATE INDEX IF NOT EXISTS pending_topic ON pending (topic, due_ms);
 CREATE INDEX IF NOT EXISTS pending_tag ON pending (tag, due_ms) WHERE tag IS NOT NULL;
@@ -53,9 +54,11 @@ CREATE TRIGGER IF NOT EXISTS pending_removed AFTER DELETE ON pending BEGIN
 END;
 """
 
+_NO_TABLES = "".join(f"DROP TABLE IF EXISTS {name};" for name in ("names", "sources", "pending", "marks", "counts"))
+
 _COLUMNS = (
     "due_ms, (SELECT name FROM names WHERE id = broker), msg_id, level, (SELECT name FROM names WHERE id = topic), "
-    "tag, keys, rolls, born_ms, stored_ms, size, physical_offset"
+    "tag, keys, rolls, born_ms, stored_ms, size, physical_offset, pending_key"
 )
 
 
@@ -96,6 +99,7 @@ class IndexedMessage(NamedTuple):
     stored_ms: int
     size: int
     physical_offset: int
+    pending_key: str | None = None
 
     @classmethod
     def of(cls, record: MessageExt, due_ms: int) -> IndexedMessage:
@@ -113,6 +117,7 @@ class IndexedMessage(NamedTuple):
             record.store_timestamp,
             len(record.body),
             record.physical_offset,
+            record.properties.get(Property.PENDING_KEY),
         )
 
     def message(self, unwrap: Callable[[str], str]) -> PendingMessage:
@@ -133,6 +138,7 @@ class IndexedMessage(NamedTuple):
             store_timestamp=self.stored_ms,
             body_size=self.size,
             handle=encode_handle(handle),
+            pending_key=self.pending_key,
         )
 
 
@@ -194,10 +200,10 @@ class PendingIndex:
 
     def _create(self, db: sqlite3.Connection) -> None:
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
+        if not 0 <= version <= _VERSION:
             raise sqlite3.DatabaseError(f"it has version {version}, this program reads {_VERSION}")
-        if version == 0:
-            db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
+        if version < _VERSION:  # the tables of an older version are read again from the brokers
+            db.executescript(f"BEGIN IMMEDIATE; {_NO_TABLES} {_TABLES} PRAGMA user_version = {_VERSION}; COMMIT;")
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
@@ -363,7 +369,7 @@ class PendingIndex:
             # A timer beyond the window of the wheel is stored again; the newest record counts.
             db.executemany(
                 "INSERT INTO pending (due_ms, broker, msg_id, level, topic, tag, keys, rolls, born_ms, stored_ms, "
-                "size, physical_offset) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE NOT EXISTS "
+                "size, physical_offset, pending_key) SELECT ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM marks WHERE due_ms = ? AND broker = ? AND msg_id = ? AND 0 = ?) "
                 "ON CONFLICT (due_ms, broker, msg_id, level) DO UPDATE SET rolls = excluded.rolls, "
                 "stored_ms = excluded.stored_ms, physical_offset = excluded.physical_offset "

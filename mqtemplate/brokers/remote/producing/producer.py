@@ -1,4 +1,4 @@
-"""Producer: chooses a queue, sends to its broker, and tries another one where that may help. Numbered sends.
+"""Producer: chooses a queue, sends to its broker, and tries another one where that may help.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl``, ``MQFaultStrategy``.
 """
@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
 from mqtemplate.brokers.remote.cluster.client import ClientContext
-from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, UNANSWERED, send_error
+from mqtemplate.brokers.remote.cluster.failures import RETRY_ELSEWHERE, UNANSWERED, pending_key_error, send_error
 from mqtemplate.brokers.remote.cluster.routes import MissingTopicError, TopicRoute
 from mqtemplate.brokers.remote.producing.auto_batch import AutoBatch, MessageAccumulator, Outcome, ThreadOutcome
 from mqtemplate.brokers.remote.producing.send_request import (
     SendRequest,
     SendRequestFactory,
-    Tries,
-    kind_of_send_error,
+    SequencedSends,
 )
+from mqtemplate.brokers.remote.producing.tries import Tries, kind_of_send_error
+from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import (
     BrokerClosedError,
     BrokerError,
@@ -29,149 +30,18 @@ from mqtemplate.errors import (
     ForkedError,
     MessageError,
     MQTemplateError,
-    RemoteConnectError,
+    PendingKeyError,
     SendError,
-    SendTimeoutError,
     UnsupportedError,
 )
 from mqtemplate.futures import AwaitableFuture
-from mqtemplate.message import Message, MessageQueue, SelectedQueue, SendSequence
-from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedRequestHeader, SendSequencedResponseHeader
-from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
+from mqtemplate.hashes import queue_number
+from mqtemplate.message import DELAY_PROPERTIES, Message, MessageQueue, Property, SelectedQueue
+from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import EncodedBatch
-from mqtemplate.remoting.protocol.sequenced import (
-    NumberedMessages,
-    encode_queue_batch,
-    encode_queue_batches,
-    parts_of_batch,
-    parts_of_messages,
-)
-from mqtemplate.results import HalfMessage, SendResult, SendStatus, SequencedResult
-from mqtemplate.topics import check_send_topic
+from mqtemplate.results import HalfMessage, SendResult, SendStatus
 from mqtemplate.user_code import is_interrupt
-
-# --- sequenced sends: to servers of this library ---------------------------------------------------
-
-
-_REPEAT_S = 0.1
-_MAY_PASS = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLUSH_DISK_TIMEOUT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Body of one request, for one broker."""
-
-    broker_name: str
-    topics: Iterable[str]
-    body: bytes
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class SequencedSends:
-    """Sends numbered messages in parts. A part without a response is sent again: the server drops repeats."""
-
-    context: ClientContext
-
-    def send(self, messages: NumberedMessages, sequence: SendSequence, timeout_ms: int = 10_000) -> SequencedResult:
-        """See `MessageSends.send_sequenced`.
-
-        Raises:
-            SendTimeoutError: The server did not respond in time, also after repeats.
-        """
-        return self._send_parts(map(self._encode, parts_of_messages(messages)), sequence, timeout_ms)
-
-    def send_encoded(
-        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
-    ) -> SequencedResult:
-        """Send encoded messages to one queue; otherwise as `send`.
-
-        Their properties are set by an application, and nothing checks them here. They may contain a delay.
-        """
-        (topic,) = names = self._find_topics({batch.topic})
-        parts = (
-            _Part(queue.broker_name, names.keys(), encode_queue_batch(names[topic], queue.queue_id, data), count)
-            for data, count in parts_of_batch(batch)
-        )
-        return self._send_parts(parts, sequence, timeout_ms)
-
-    def _find_topics(self, topics: set[str]) -> dict[str, str]:
-        """Return the names on the wire of checked topics; the client then has the addresses of their brokers."""
-        for topic in topics:
-            check_send_topic(topic)
-            self.context.routes.publish_route(topic)
-        return {topic: self.context.namespace.wrap(topic) for topic in topics}
-
-    def _encode(self, messages: NumberedMessages) -> _Part:
-        names = {queue.broker_name for _, queue in messages}
-        if len(names) > 1:
-            raise MessageError(f"a sequenced send goes to one broker, this one names {', '.join(sorted(names))}")
-        topics = self._find_topics({message.topic for message, _ in messages})
-        body = encode_queue_batches(((message, queue.queue_id) for message, queue in messages), topics)
-        return _Part(names.pop(), topics.keys(), body, len(messages))
-
-    def _send_parts(self, parts: Iterable[_Part], sequence: SendSequence, timeout_ms: int) -> SequencedResult:
-        deadline = time.monotonic() + timeout_ms / 1_000
-        stored = repeated = 0
-        for part in parts:
-            result = self._send_part(part, sequence.after(stored + repeated), deadline, timeout_ms)
-            stored, repeated = stored + result.stored, repeated + result.repeated
-        return SequencedResult(stored, repeated)
-
-    def _send_part(self, part: _Part, sequence: SendSequence, deadline: float, timeout_ms: int) -> SequencedResult:
-        context, broker_name = self.context, part.broker_name
-        header = SendSequencedRequestHeader(
-            producer_group=context.namespace.wrap(context.settings.producer_group),
-            app_id=sequence.app_id,
-            version=sequence.version,
-            partition=sequence.partition,
-            first=sequence.first,
-            born_timestamp=context.clock.now_ms(),
-        )
-        failure: object = ""
-        while True:
-            left_ms = int((deadline - time.monotonic()) * 1_000)
-            if left_ms <= 0:
-                raise SendTimeoutError(
-                    f"{part.count} messages of partition {sequence.partition} were not acknowledged in {timeout_ms} ms "
-                    f"by broker {broker_name!r} ({failure}); send them again with the same numbers"
-                )
-            try:
-                request = RemotingCommand.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, part.body)
-                response = self._invoke(broker_name, request, min(left_ms, context.settings.request_timeout_ms))
-            except UNANSWERED as exc:
-                failure = exc
-            else:
-                if response.code == ResponseCode.SUCCESS:
-                    for topic in part.topics:  # the server may have just created it
-                        context.routes.forget_default(topic)
-                    answer = response.header(SendSequencedResponseHeader)
-                    return SequencedResult(answer.stored, answer.repeated)
-                failure = response.remark
-                if response.code not in _MAY_PASS:
-                    address = context.routes.address(broker_name)
-                    raise send_error(response, f"send {part.count} numbered messages", address, has_timer=False)
-            threading.Event().wait(min(_REPEAT_S, max(0.0, deadline - time.monotonic())))
-
-    def _invoke(self, broker_name: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
-        context = self.context
-        address = context.routes.address(broker_name)
-        context.instance.register_at([address])
-        announced = context.instance.announced.get(address)
-        if announced is None:
-            raise RemoteConnectError(f"{address} has not answered a heartbeat")
-        if Capability.SEQUENCED_SEND not in announced:
-            raise UnsupportedError(
-                f"broker {broker_name!r} at {address} does not drop repeated sends (RocketMQ's brokers do not); "
-                "use send_batch"
-            )
-        return context.instance.invoke(address, request, timeout_ms)
-
-
-# --- producer -------------------------------------------------------------------------------------
-
 
 _STATUS = {
     ResponseCode.SUCCESS: SendStatus.SEND_OK,
@@ -182,6 +52,8 @@ _STATUS = {
 _WITHOUT = {
     Capability.BATCH_DELAY: "send the messages one by one",
     Capability.TRANSACTION_DELAY: "send it without a delay",
+    Capability.PENDING_KEYS: "use an embedded broker, or a server of this library that is up to date and has "
+    "recall-message-enable; to a broker of RocketMQ 5.3 send one message at a time, with sync_send or async_send",
 }
 _SHORTEST_TRY_MS = 500
 _NOT_RETRIED = (BrokerClosedError, ForkedError, UnsupportedError)
@@ -193,10 +65,19 @@ class _Target(NamedTuple):
     address: str
 
 
-class Producer:
-    """The producer of one client. After a failed send it prefers other brokers of the topic for some time."""
+SendInSteps = Callable[[Message, MessageQueue | None, int], SendResult | None]
+"""Sends a message with a pending key to brokers that do not decide about it; None if they do. Arguments as `send`."""
 
-    def __init__(self, context: ClientContext) -> None:
+
+class Producer:
+    """The producer of one client. After a failed send it prefers other brokers of the topic for some time.
+
+    Args:
+        send_in_steps: Sends messages with a pending key to brokers of RocketMQ.
+    """
+
+    def __init__(self, context: ClientContext, send_in_steps: SendInSteps) -> None:
+        self._send_in_steps = send_in_steps
         sequenced = SequencedSends(context)
         self.send_sequenced, self.send_encoded = sequenced.send, sequenced.send_encoded
         self.factory = SendRequestFactory(context.settings, context.namespace, context.clock)
@@ -205,6 +86,7 @@ class Producer:
         self._settings = context.settings
         self._clock = context.clock
         self._sent = context.sent
+        self._namespace = context.namespace
         self._avoid_until: dict[str, int] = {}
         self.waiting: set[_AsyncSend] = set()
         self._auto_batch = AutoBatch(self)
@@ -214,6 +96,10 @@ class Producer:
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
         """See `MessageSends.send`."""
+        if Property.PENDING_KEY in message.properties:
+            result = self._with_pending_key(message, queue, timeout_ms)
+            if result is not None:
+                return result
         accumulator = self._accumulator(message, timeout_ms) if queue is None and self._settings.auto_batch else None
         # A callback must not wait for its own thread.
         if accumulator is None or self.instance.remoting.loop.is_current_thread:
@@ -229,6 +115,12 @@ class Producer:
         accumulator.add(message, outcome)
         return outcome.get()
 
+    def send_as_it_is(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult:
+        """Send a message to brokers that do not decide about its pending key, and look up no other one."""
+        request = self.factory.single(message)
+        request.needs, request.pending_keys = None, frozenset()
+        return self.deliver(request, queue, timeout_ms)
+
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
@@ -243,6 +135,11 @@ class Producer:
         future.set_running_or_notify_cancel()  # a message that is being sent cannot be cancelled
         may_join = queue is None and len(messages) == 1 and self._settings.auto_batch
         try:
+            if len(messages) == 1 and Property.PENDING_KEY in messages[0].properties:
+                result = self._with_pending_key(messages[0], queue, timeout_ms)
+                if result is not None:
+                    future.set_result(result)
+                    return future
             accumulator = self._accumulator(messages[0], timeout_ms) if may_join else None
             if accumulator is not None:
                 accumulator.add(messages[0], future)
@@ -268,7 +165,32 @@ class Producer:
     ) -> HalfMessage:
         """See `MessageSends.send_half`."""
         request = self.factory.single(message, transaction_group=group)
+        if (handles := message.properties.get(Property.CANCELS)) is not None:
+            queue = self._queue_beside(handles, message.topic, queue)
         return HalfMessage(message, group, self.deliver(request, queue, timeout_ms))
+
+    def _queue_beside(self, handles: str, topic: str, queue: MessageQueue | None) -> MessageQueue:
+        """Return a queue of the broker that has the messages of *handles*: it cancels them with the commit.
+
+        Raises:
+            MessageError: Several brokers have them, or *queue* or the topic is not at theirs.
+        """
+        route = self.route(topic)
+        names = {decode_handle(handle).broker_name for handle in handles.split(",")}
+        queues = [each for each in route.write_queues if {each.broker_name} == names and queue in (None, each)]
+        if not queues:
+            raise MessageError(
+                f"cancels= names messages of {' and '.join(sorted(names))}, and a transaction for {topic!r} "
+                f"{'of any queue' if queue is None else f'of {queue}'} is not stored there alone; one broker commits "
+                "it and cancels them"
+            )
+        return queues[route.next_turn() % len(queues)]
+
+    def _with_pending_key(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> SendResult | None:
+        """Send a delayed message to brokers that do not decide about its pending key; None if they do."""
+        if message.properties.keys().isdisjoint(DELAY_PROPERTIES):
+            return None
+        return self._send_in_steps(message, queue, timeout_ms)
 
     def _accumulator(self, message: Message, timeout_ms: int) -> MessageAccumulator | None:
         """Return the accumulator of a message that may be sent with others; None if it has to be sent alone."""
@@ -383,7 +305,9 @@ class Producer:
         if isinstance(queue, SelectedQueue) and queue not in route.write_queues:
             queue = queue.select()  # its broker has stopped
         if queue is None:
-            queue = self._next_queue(route, last_broker)
+            queue = (
+                self._queue_of_keys(request, route) if request.pending_keys else self._next_queue(route, last_broker)
+            )
         elif queue not in route.write_queues:
             raise DestinationError(
                 f"{queue} is not a queue of the topic; there are {len(route.write_queues)}, on "
@@ -428,6 +352,23 @@ class Producer:
         others = [queue for queue in queues if queue.broker_name != last_broker]
         return others[route.next_turn() % len(others)] if others else chosen
 
+    def _queue_of_keys(self, request: SendRequest, route: TopicRoute) -> MessageQueue:
+        """Return a queue of the broker that decides about the pending keys of a request; its queues take turns.
+
+        Raises:
+            MessageError: Several brokers decide about the keys of a batch.
+        """
+        names = sorted(route.write_brokers)
+        chosen = {names[queue_number(key, len(names))] for key in request.pending_keys}
+        if len(chosen) > 1:
+            raise MessageError.during(
+                str(request),
+                f"a batch goes to one broker, and {' and '.join(sorted(chosen))} decide about its pending keys; send "
+                "the messages one by one, or give them a hash_key",
+            )
+        queues = [queue for queue in route.write_queues if queue.broker_name in chosen]
+        return queues[route.next_turn() % len(queues)]
+
     def avoid(self, target: _Target) -> None:
         """Prefer other brokers than the target's for some time."""
         self._avoid_until[target.queue.broker_name] = self._clock.steady_ms() + self._settings.send_avoid_ms
@@ -440,6 +381,14 @@ class Producer:
         """
         status = _STATUS.get(response.code)  # type: ignore[call-overload]  # an int equals its enum member
         if status is None:
+            if request.pending_keys:
+                refused = pending_key_error(response, self._namespace, str(request), target.address)
+                if isinstance(refused, PendingKeyError):
+                    stored = request.result_of_earlier_try(refused, target.queue.broker_name)
+                    if stored is not None:
+                        return stored
+                if refused is not None:
+                    raise refused
             raise send_error(response, str(request), target.address, has_timer=request.has_timer)
         self._avoid_until.pop(target.queue.broker_name, None)
         result = request.result(status, target.queue.broker_name, response.header(SendMessageResponseHeader))

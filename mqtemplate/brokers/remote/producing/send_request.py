@@ -1,32 +1,28 @@
-"""One send as a request: messages checked, compressed, and encoded for the wire; its tries and their error.
+"""One send as a request: messages checked, compressed, and encoded for the wire. Numbered sends.
 
 Source: RocketMQ ``client: DefaultMQProducerImpl``.
 """
 
 from __future__ import annotations
 
-import random
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from mqtemplate.broker import Capability
-from mqtemplate.brokers.remote.cluster.failures import refusal_text, send_error
-from mqtemplate.brokers.remote.cluster.routes import MissingTopicError
+from mqtemplate.brokers.remote.cluster.client import ClientContext
+from mqtemplate.brokers.remote.cluster.failures import UNANSWERED, send_error
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.clock import Clock
 from mqtemplate.delay.settings import DelayLevels
-from mqtemplate.durations import format_ms
 from mqtemplate.errors import (
-    BrokerBusyError,
-    BrokerError,
     MessageError,
-    MQTemplateError,
+    PendingKeyError,
     RemoteConnectError,
-    SendConnectError,
-    SendError,
     SendTimeoutError,
+    UnsupportedError,
 )
 from mqtemplate.message import (
     BROKER_PROPERTIES,
@@ -34,22 +30,38 @@ from mqtemplate.message import (
     Message,
     MessageQueue,
     Property,
+    SendSequence,
     create_unique_id,
     delay_number,
 )
 from mqtemplate.numbers import parse_number
+from mqtemplate.pending import PendingDecision, PendingOutcome
 from mqtemplate.record.compression import compress_body
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties_template import PropertiesTemplate
+from mqtemplate.remoting.protocol.bodies.own_requests import (
+    SendSequencedRequestHeader,
+    SendSequencedResponseHeader,
+    decode_outcome,
+)
 from mqtemplate.remoting.protocol.codes import RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeaderV2, SendMessageResponseHeader
-from mqtemplate.remoting.protocol.messages import encode_batch, encode_properties_text, join_in_batch
-from mqtemplate.results import SendResult, SendStatus
+from mqtemplate.remoting.protocol.messages import EncodedBatch, encode_batch, encode_properties_text, join_in_batch
+from mqtemplate.remoting.protocol.sequenced import (
+    NumberedMessages,
+    encode_queue_batch,
+    encode_queue_batches,
+    parts_of_batch,
+    parts_of_messages,
+)
+from mqtemplate.results import SendResult, SendStatus, SequencedResult
 from mqtemplate.topics import AUTO_CREATE_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, check_send_topic
 
-_TIMER_PROPERTIES = frozenset(DELAY_PROPERTIES) - {Property.DELAY}
+_DELAYS = frozenset(DELAY_PROPERTIES)
+_TIMER_PROPERTIES = _DELAYS - {Property.DELAY}
 _MAX_PROPERTIES_BYTES = 32_767  # RocketMQ stores the length in two bytes, with a sign
+_OF_ANOTHER = (PendingDecision.KEPT, PendingDecision.POSTPONED)
 _CHECKED_PROPERTIES = BROKER_PROPERTIES.union(DELAY_PROPERTIES)
 _BATCH_PROPERTIES = encode_properties_text({Property.WAIT: "true"})
 _NOT_JOINED = _CHECKED_PROPERTIES | {
@@ -88,6 +100,7 @@ class SendRequest:
         has_level: The message, or one of a batch, has a delay level.
         level: The delay level of a single message; 0 for none.
         needs: Capability that a broker must have announced; None for a message that every broker stores correctly.
+        pending_keys: Pending keys of delayed messages. One broker decides about all messages under a key.
     """
 
     topic: str
@@ -107,6 +120,7 @@ class SendRequest:
     has_level: bool = False
     level: int = 0
     needs: Capability | None = None
+    pending_keys: frozenset[str] = frozenset()
 
     @property
     def is_immediate(self) -> bool:
@@ -129,9 +143,14 @@ class SendRequest:
 
     def result(self, status: SendStatus, broker_name: str, header: SendMessageResponseHeader) -> SendResult:
         """Return the result after a broker has accepted the message."""
+        pending, msg_id = None, self.msg_id
+        if header.pending is not None:
+            pending, msg_id = decode_outcome(header.pending)
+            if msg_id == self.msg_id and pending.decision in _OF_ANOTHER:  # of an earlier try, whose response was lost
+                pending = replace(pending, decision=PendingDecision.STORED)
         return SendResult(
             status,
-            self.msg_id,
+            msg_id,
             header.msg_id,
             MessageQueue(self.topic, broker_name, header.queue_id),
             header.queue_offset,
@@ -139,7 +158,16 @@ class SendRequest:
             header.recall_handle,
             header.msg_region,
             header.trace_on != "false",
+            pending,
         )
+
+    def result_of_earlier_try(self, error: PendingKeyError, broker_name: str) -> SendResult | None:
+        """Return the result if an earlier try, whose response was lost, has stored the message that is pending."""
+        if error.msg_id != self.msg_id:
+            return None
+        queue = MessageQueue(self.topic, broker_name, -1)
+        outcome = PendingOutcome(PendingDecision.STORED)
+        return SendResult(SendStatus.SEND_OK, self.msg_id, "", queue, -1, None, error.handle, pending=outcome)
 
     def queue_of(self, result: SendResult) -> MessageQueue | None:
         """Return the queue that has the stored message; of a delayed message a queue of a system topic.
@@ -213,6 +241,11 @@ class SendRequestFactory:
         request.group, request.flag = group, message.flag
         request.reconsume_times, request.max_reconsume_times = retries
         request.has_level, request.has_timer, request.needs = has_level, has_timer, needs
+        # A message that a hand-over moves decides nothing, so any broker may store it.
+        if (has_level or has_timer) and Property.PENDING_KEY in properties and Property.HAND_OVER not in properties:
+            request.needs, request.pending_keys = _pending_keys(properties)
+        if transaction_group is not None and Property.CANCELS in properties:
+            request.needs = Capability.PENDING_KEYS
         request.level = self.levels.clamp(int(properties[Property.DELAY])) if has_level else 0
         return request
 
@@ -248,6 +281,9 @@ class SendRequestFactory:
         request = self._batch_request(topic, body, ids)
         request.has_level, request.has_timer = has_level, has_timer
         request.needs = Capability.BATCH_DELAY if has_level or has_timer else None
+        delayed = [each.properties for each in encoded if not _DELAYS.isdisjoint(each.properties)]
+        if any(Property.PENDING_KEY in each and Property.HAND_OVER not in each for each in delayed):
+            request.needs, request.pending_keys = _pending_keys(*delayed)
         return request
 
     def _batch_request(self, topic: str, body: bytes, msg_ids: Sequence[str]) -> SendRequest:
@@ -275,6 +311,18 @@ class SendRequestFactory:
             default_queue_count=self._settings.default_topic_queue_nums,
             born_timestamp=self._clock.now_ms(),
         )
+
+    def complete(self, message: Message) -> Message:
+        """Return a checked message with the properties that it has on the wire; its body is not compressed.
+
+        Raises:
+            MessageError: It is too large, or its topic is not one to send to.
+            DelayError: Its delay is not a number.
+        """
+        topic = check_send_topic(message.topic)
+        self._check_size(message)
+        properties, _ = self._properties(message)
+        return Message(topic, message.body, properties, message.flag)
 
     def can_be_joined(self, message: Message) -> bool:
         """Return True if the message may be sent with others in one request: no consumer treats it in another way.
@@ -400,128 +448,128 @@ def _take_retries(properties: dict[str, str]) -> tuple[int, int | None]:
     return count, parse_number(properties.pop(Property.MAX_RECONSUME_TIMES, None))
 
 
+def _pending_keys(*delayed: Mapping[str, str]) -> tuple[Capability, frozenset[str]]:
+    keys = frozenset(key for each in delayed if (key := each.get(Property.PENDING_KEY)) is not None)
+    return Capability.PENDING_KEYS, keys
+
+
 def _has_level(properties: Mapping[str, str]) -> bool:
     return properties.get(Property.DELAY, "0") != "0"
 
 
-# --- tries of one send ----------------------------------------------------------------------------
+# --- sequenced sends: to servers of this library ---------------------------------------------------
 
 
-_FIRST_PAUSE_S = 0.01
-_LONGEST_PAUSE_S = 0.25
-_SHORTEST_TRY_S = 0.05  # in less time, a broker could store the message and answer too late
-_NOT_STORED = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
-"""Responses of a broker that is overloaded, starts or stops. It has not stored the message."""
+_REPEAT_S = 0.1
+_MAY_PASS = (ResponseCode.SYSTEM_BUSY, ResponseCode.FLUSH_DISK_TIMEOUT)
 
 
-@dataclass(slots=True)
-class _Failure:
-    """One reason, and the tries in a row that failed for it; times in milliseconds since the start of the send."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Body of one request, for one broker."""
 
-    reason: str
-    first: int
-    last: int
-    first_ms: int
-    last_ms: int
+    broker_name: str
+    topics: Iterable[str]
+    body: bytes
+    count: int
 
-    def __str__(self) -> str:
-        if self.first == self.last:
-            return f"({self.first}) after {format_ms(self.first_ms)}: {self.reason}"
-        return (
-            f"({self.first}-{self.last}) after {format_ms(self.first_ms)} to {format_ms(self.last_ms)}: {self.reason}"
+
+@dataclass(frozen=True, slots=True)
+class SequencedSends:
+    """Sends numbered messages in parts. A part without a response is sent again: the server drops repeats."""
+
+    context: ClientContext
+
+    def send(self, messages: NumberedMessages, sequence: SendSequence, timeout_ms: int = 10_000) -> SequencedResult:
+        """See `MessageSends.send_sequenced`.
+
+        Raises:
+            SendTimeoutError: The server did not respond in time, also after repeats.
+        """
+        return self._send_parts(map(self._encode, parts_of_messages(messages)), sequence, timeout_ms)
+
+    def send_encoded(
+        self, batch: EncodedBatch, queue: MessageQueue, sequence: SendSequence, timeout_ms: int = 10_000
+    ) -> SequencedResult:
+        """Send encoded messages to one queue; otherwise as `send`.
+
+        Their properties are set by an application, and nothing checks them here. They may contain a delay.
+        """
+        (topic,) = names = self._find_topics({batch.topic})
+        parts = (
+            _Part(queue.broker_name, names.keys(), encode_queue_batch(names[topic], queue.queue_id, data), count)
+            for data, count in parts_of_batch(batch)
         )
+        return self._send_parts(parts, sequence, timeout_ms)
 
+    def _find_topics(self, topics: set[str]) -> dict[str, str]:
+        """Return the names on the wire of checked topics; the client then has the addresses of their brokers."""
+        for topic in topics:
+            check_send_topic(topic)
+            self.context.routes.publish_route(topic)
+        return {topic: self.context.namespace.wrap(topic) for topic in topics}
 
-@dataclass(slots=True, eq=False)
-class Tries:
-    """The failed tries of one send.
+    def _encode(self, messages: NumberedMessages) -> _Part:
+        names = {queue.broker_name for _, queue in messages}
+        if len(names) > 1:
+            raise MessageError(f"a sequenced send goes to one broker, this one names {', '.join(sorted(names))}")
+        topics = self._find_topics({message.topic for message, _ in messages})
+        body = encode_queue_batches(((message, queue.queue_id) for message, queue in messages), topics)
+        return _Part(names.pop(), topics.keys(), body, len(messages))
 
-    - A try that certainly stored nothing is repeated until the timeout: the topic has no route yet, the broker could
-      not be reached, or it answered that it is busy, starts or stops. The pauses grow, so that a broker that starts is
-      not flooded.
-    - All other tries count. There are as many of them as RocketMQ's own client makes; a message for one queue has one.
+    def _send_parts(self, parts: Iterable[_Part], sequence: SendSequence, timeout_ms: int) -> SequencedResult:
+        deadline = time.monotonic() + timeout_ms / 1_000
+        stored = repeated = 0
+        for part in parts:
+            result = self._send_part(part, sequence.after(stored + repeated), deadline, timeout_ms)
+            stored, repeated = stored + result.stored, repeated + result.repeated
+        return SequencedResult(stored, repeated)
 
-    Args:
-        request: What is sent; its text begins the error.
-        retries: Number of tries that count, after the first one.
-        may_repeat: False for a setting of no retries: then the first failure is the last one.
-    """
-
-    request: object
-    retries: int
-    may_repeat: bool
-    timeout_ms: int
-    deadline: float
-    _number: int = 0
-    _counted: int = 0
-    _failures: list[_Failure] = field(default_factory=list)
-    _has_timed_out: bool = False
-
-    def pause_s(self, address: str, failure: BrokerError | RemotingCommand) -> float | None:
-        """Add a failed try; return the pause before the next one, or None if it was the last one."""
-        self._add(address, failure)
-        if not _stored_nothing(failure):
-            self._counted += 1
-        left_s = self.deadline - time.monotonic() - min(_SHORTEST_TRY_S, self.timeout_ms / 10_000)
-        if not self.may_repeat or self._counted > self.retries or left_s <= 0:
-            return None
-        pause_s = min(_FIRST_PAUSE_S * (1 << min(self._number - 1, 10)), _LONGEST_PAUSE_S)
-        return min(pause_s * random.uniform(0.5, 1), left_s)  # at random times, since many producers lose one broker
-
-    def _add(self, address: str, failure: BrokerError | RemotingCommand) -> None:
-        self._number += 1
-        self._has_timed_out |= isinstance(failure, TimeoutError)
-        reason = str(failure) if isinstance(failure, BrokerError) else refusal_text(failure, address)
-        now_ms = self.timeout_ms - round((self.deadline - time.monotonic()) * 1_000)
-        if self._failures and self._failures[-1].reason == reason:
-            self._failures[-1].last, self._failures[-1].last_ms = self._number, now_ms
-        else:
-            self._failures.append(_Failure(reason, self._number, self._number, now_ms, now_ms))
-
-    def queue_is_away(self, queue: MessageQueue | None) -> SendError:
-        """Return the error for a queue that left the route while the send was tried; these tries stored nothing."""
-        self._add(
-            "",
-            RemoteConnectError(
-                f"{queue} is not in the route of its topic any more, since its broker has stopped; send again to "
-                "another queue, or when the broker is back"
-            ),
+    def _send_part(self, part: _Part, sequence: SendSequence, deadline: float, timeout_ms: int) -> SequencedResult:
+        context, broker_name = self.context, part.broker_name
+        header = SendSequencedRequestHeader(
+            producer_group=context.namespace.wrap(context.settings.producer_group),
+            app_id=sequence.app_id,
+            version=sequence.version,
+            partition=sequence.partition,
+            first=sequence.first,
+            born_timestamp=context.clock.now_ms(),
         )
-        error = SendError.during(str(self.request), self._text())
-        error.tries, error.queue_is_away = tuple(map(str, self._failures)), True
-        return error
+        failure: object = ""
+        while True:
+            left_ms = int((deadline - time.monotonic()) * 1_000)
+            if left_ms <= 0:
+                raise SendTimeoutError(
+                    f"{part.count} messages of partition {sequence.partition} were not acknowledged in {timeout_ms} ms "
+                    f"by broker {broker_name!r} ({failure}); send them again with the same numbers"
+                )
+            try:
+                request = RemotingCommand.request(RequestCode.SEND_SEQUENCED_MESSAGES, header, part.body)
+                response = self._invoke(broker_name, request, min(left_ms, context.settings.request_timeout_ms))
+            except UNANSWERED as exc:
+                failure = exc
+            else:
+                if response.code == ResponseCode.SUCCESS:
+                    for topic in part.topics:  # the server may have just created it
+                        context.routes.forget_default(topic)
+                    answer = response.header(SendSequencedResponseHeader)
+                    return SequencedResult(answer.stored, answer.repeated)
+                failure = response.remark
+                if response.code not in _MAY_PASS:
+                    address = context.routes.address(broker_name)
+                    raise send_error(response, f"send {part.count} numbered messages", address, has_timer=False)
+            threading.Event().wait(min(_REPEAT_S, max(0.0, deadline - time.monotonic())))
 
-    def _text(self) -> str:
-        times = "once" if self._number == 1 else f"{self._number} times"
-        return f"tried {times} within {format_ms(self.timeout_ms)}: {'; '.join(map(str, self._failures))}"
-
-    def error(self, address: str, failure: BrokerError | RemotingCommand) -> MQTemplateError:
-        """Return the error of the send after its last try, *failure*."""
-        if isinstance(failure, RemotingCommand):
-            has_timer = isinstance(self.request, SendRequest) and self.request.has_timer
-            refused = send_error(failure, str(self.request), address, has_timer=has_timer)
-            if self._number == 1:
-                return refused
-            kind = type(refused)
-        else:
-            kind = SendTimeoutError if self._has_timed_out else kind_of_send_error(failure)
-        error = kind.during(str(self.request), self._text())
-        if isinstance(error, SendConnectError):
-            error.was_sent = self._counted > 0
-        if isinstance(error, SendError):
-            error.tries = tuple(map(str, self._failures))
-        return error
-
-
-def kind_of_send_error(failure: BrokerError) -> type[SendError]:
-    """Return the class of the error of a send that ended with a failed connection or a timeout."""
-    return SendConnectError if isinstance(failure, RemoteConnectError) else SendError
-
-
-def _stored_nothing(failure: BrokerError | RemotingCommand) -> bool:
-    """Return True if the broker has certainly not stored the message."""
-    if isinstance(failure, RemotingCommand):
-        return failure.code in _NOT_STORED
-    if isinstance(failure, MissingTopicError | BrokerBusyError):
-        return True
-    return isinstance(failure, RemoteConnectError) and not failure.was_sent
+    def _invoke(self, broker_name: str, request: RemotingCommand, timeout_ms: int) -> RemotingCommand:
+        context = self.context
+        address = context.routes.address(broker_name)
+        context.instance.register_at([address])
+        announced = context.instance.announced.get(address)
+        if announced is None:
+            raise RemoteConnectError(f"{address} has not answered a heartbeat")
+        if Capability.SEQUENCED_SEND not in announced:
+            raise UnsupportedError(
+                f"broker {broker_name!r} at {address} does not drop repeated sends (RocketMQ's brokers do not); "
+                "use send_batch"
+            )
+        return context.instance.invoke(address, request, timeout_ms)

@@ -6,11 +6,12 @@ capability, and the server announces its capabilities only to a client that requ
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.errors import PendingKeyError, RemoteProtocolError, UnsupportedError
+from mqtemplate.pending import PendingDecision, PendingOutcome
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader, Long, wire
 from mqtemplate.remoting.protocol.headers.message import RpcRequestHeader
@@ -50,6 +51,8 @@ class Refusal(StrEnum):
 
     DIFFERENT_SUBSCRIPTIONS = "DIFFERENT_SUBSCRIPTIONS"
     RECALL_DISABLED = "RECALL_DISABLED"
+    PENDING_KEY = "PENDING_KEY"
+    PENDING_KEY_UNKNOWN = "PENDING_KEY_UNKNOWN"
 
 
 class RefusalHeader(CommandHeader):
@@ -58,10 +61,12 @@ class RefusalHeader(CommandHeader):
     Attributes:
         refusal: Name of a `Refusal`; None from a broker of RocketMQ.
         group: The group whose subscriptions differ.
+        pending: For ``PENDING_KEY``: the message that is pending, as `encode_pending_error` returns it.
     """
 
     refusal: str | None = wire("mqtemplateRefusal", default=None)
     group: str | None = wire("mqtemplateGroup", default=None)
+    pending: str | None = wire("mqtPending", default=None)
 
 
 class CancelDelayedMessageRequestHeader(RpcRequestHeader):
@@ -88,6 +93,32 @@ class RescheduleDelayedMessageRequestHeader(CancelDelayedMessageRequestHeader):
     """
 
     deliver_time: Long
+
+
+class ChangeAction(StrEnum):
+    """First part of a request to change and to send."""
+
+    CANCEL = "CANCEL"
+    RESCHEDULE = "RESCHEDULE"
+    SEND_IF = "SEND_IF"
+
+
+class ChangeAndSendRequestHeader(CancelDelayedMessageRequestHeader):
+    """Request to change pending messages and to store others, all of it or nothing.
+
+    The body has the messages, with their topics and queues: see `mqtemplate.remoting.protocol.sequenced`. A queue ID
+    below 0 lets the server choose the queue.
+
+    Attributes:
+        action: Name of a `ChangeAction`.
+        deliver_time: For ``RESCHEDULE``: milliseconds; a time in the past means now.
+        state: For ``SEND_IF``: name of the `mqtemplate.pending.PendingState` that is the condition.
+    """
+
+    action: str
+    deliver_time: Long | None = None
+    state: str | None = None
+    born_timestamp: Long
 
 
 class PendingQueryRequestHeader(RpcRequestHeader):
@@ -230,6 +261,80 @@ class ScheduleChangeData(JsonBody):
     handles: list[str] = field(default_factory=list)
 
 
+class StoredMessageData(JsonBody):
+    """One message that a request to change and to send has stored.
+
+    Attributes:
+        handle: Handle of a delayed message.
+    """
+
+    msg_id: str
+    offset_msg_id: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    handle: str | None = None
+
+
+class ChangeAndSendData(JsonBody):
+    """Result of a request to change and to send.
+
+    Attributes:
+        status: Name of a `mqtemplate.pending.ScheduleChangeStatus`; for ``SEND_IF`` of a
+            `mqtemplate.pending.PendingState`.
+        count: Number of changed messages.
+        handles: Their handles, after a reschedule.
+        sent: The stored messages, in their order; empty if nothing was changed, or the condition did not hold.
+        is_flushed: False: they are stored, and were not flushed in time.
+    """
+
+    status: str
+    count: int = 0
+    handles: list[str] = field(default_factory=list)
+    sent: list[StoredMessageData] = field(default_factory=list)
+    is_flushed: bool = True
+
+
+class MessageOutcomeData(JsonBody):
+    """Outcome of one message with a pending key; see `mqtemplate.pending.PendingOutcome`.
+
+    Attributes:
+        decision: Name of a `mqtemplate.pending.PendingDecision`; None for a message without a pending key.
+    """
+
+    decision: str | None = None
+    replaced: list[str] = field(default_factory=list)
+    already_delivered: bool = False
+
+
+class OutcomeData(MessageOutcomeData):
+    """Outcome of a send with a pending key.
+
+    Attributes:
+        msg_id: Ids of the messages, joined by commas: of a message that is kept or postponed, the id of that one.
+        each: Of a batch: the outcome of each message.
+    """
+
+    msg_id: str
+    each: list[MessageOutcomeData] = field(default_factory=list)
+
+
+class _OutcomeFields(TypedDict):
+    decision: str
+    replaced: list[str]
+    already_delivered: bool
+
+
+class PendingErrorData(JsonBody):
+    """The attributes of a `mqtemplate.errors.PendingKeyError`."""
+
+    key: str
+    topic: str
+    handle: str
+    msg_id: str
+    deliver_time: int
+
+
 class PendingMessageData(JsonBody):
     """One pending message; see `mqtemplate.pending.PendingMessage`.
 
@@ -241,6 +346,7 @@ class PendingMessageData(JsonBody):
     msg_id: str
     tags: str | None = None
     keys: str | None = None
+    pending_key: str | None = None
     deliver_time: int
     delay_level: int
     roll_count: int
@@ -335,6 +441,57 @@ def checked_answer(request: PendingQueryRequestHeader, answer: _Answer) -> _Answ
             "an older version; update it, or filter by topic, tag, key or time"
         )
     return answer
+
+
+# --- outcomes of sends with a pending key -----------------------------------------------------------
+
+
+def encode_outcome(outcome: PendingOutcome, msg_id: str) -> str:
+    """Return the outcome of a send for the header of its response.
+
+    Args:
+        msg_id: See `OutcomeData`.
+    """
+    each = [MessageOutcomeData() if one is None else MessageOutcomeData(**_outcome_fields(one)) for one in outcome.each]
+    return OutcomeData(**_outcome_fields(outcome), msg_id=msg_id, each=each).encode().decode()
+
+
+def decode_outcome(text: str) -> tuple[PendingOutcome, str]:
+    """Return the outcome of a send, and the ids of its messages.
+
+    Raises:
+        RemoteProtocolError: The text is not an outcome.
+    """
+    data = OutcomeData.decode(text.encode())
+    outcome = _outcome(data)
+    if outcome is None:
+        raise RemoteProtocolError(f"the outcome of a send with a pending key has no decision: {text[:200]!r}")
+    return replace(outcome, each=tuple(map(_outcome, data.each))), data.msg_id
+
+
+def _outcome_fields(outcome: PendingOutcome) -> _OutcomeFields:
+    return {
+        "decision": outcome.decision.name,
+        "replaced": list(outcome.replaced),
+        "already_delivered": outcome.already_delivered,
+    }
+
+
+def _outcome(data: MessageOutcomeData) -> PendingOutcome | None:
+    if data.decision is None:
+        return None
+    decision = PendingDecision.__members__.get(data.decision)
+    if decision is None:
+        raise RemoteProtocolError(f"the outcome of a send has the unknown decision {data.decision!r}")
+    return PendingOutcome(decision, tuple(data.replaced), data.already_delivered)
+
+
+def encode_pending_error(error: PendingKeyError) -> str:
+    """Return the attributes of an error for the header of a refusal."""
+    data = PendingErrorData(
+        key=error.key, topic=error.topic, handle=error.handle, msg_id=error.msg_id, deliver_time=error.deliver_ms
+    )
+    return data.encode().decode()
 
 
 class ReloadedConfig(JsonBody):

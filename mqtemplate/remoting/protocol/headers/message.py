@@ -85,6 +85,7 @@ class SendMessageResponseHeader(CommandHeader):
         queue_offset: Of a batch's first message; of a half message in the half topic's queue.
         transaction_id: Id that the producer gave the message; of a batch the one in the header of the request.
         msg_region, trace_on: ``DefaultRegion``; ``false`` switches off the producer's trace of this message.
+        pending: Our own, of a message with a pending key: `own_requests.encode_outcome`.
     """
 
     msg_id: str
@@ -94,6 +95,7 @@ class SendMessageResponseHeader(CommandHeader):
     recall_handle: str | None = None
     msg_region: str | None = wire("MSG_REGION", default=None)
     trace_on: str | None = wire("TRACE_ON", default=None)
+    pending: str | None = wire("mqtPending", default=None)
 
 
 class PullMessageRequestHeader(RpcRequestHeader):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,25 @@ def fill(index: PendingIndex, *messages: IndexedMessage, marks: tuple[tuple[int,
 
 
 # --- the file -------------------------------------------------------------------------------------
+
+
+def test_the_pending_key_of_a_message_is_kept(index: PendingIndex) -> None:
+    fill(index, pending(MINUTE_MS, "A", pending_key="cart 17"), pending(2 * MINUTE_MS, "B"))
+
+    found = [each.message(str) for each in index.page(everything(), (0, "", ""), 100)]
+
+    assert [each.pending_key for each in found] == ["cart 17", None]
+
+
+def test_a_file_of_an_older_version_is_built_again(index: PendingIndex) -> None:
+    """It has fewer columns."""
+    with closing(sqlite3.connect(index.path)) as db:
+        db.executescript("CREATE TABLE pending (id INTEGER PRIMARY KEY, due_ms INTEGER); PRAGMA user_version = 1;")
+        db.executescript("CREATE TABLE names (id INTEGER PRIMARY KEY, name TEXT); INSERT INTO names VALUES (7, 'old');")
+
+    fill(index, pending(MINUTE_MS, "A", pending_key="cart 17"))
+
+    assert ids(index) == ["A"]
 
 
 def test_pages_follow_each_other_by_due_time(index: PendingIndex) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from mqtemplate.broker import Capability, DelayedMessages
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker
-from mqtemplate.brokers.remote.delayed import control
+from mqtemplate.brokers.remote.delayed import our_server as control
 from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.delay_store import RecordLookup
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle, encode_handle

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from mqtemplate.brokers.remote.producing.send_request import SendRequest, Tries
+from mqtemplate.brokers.remote.producing.send_request import SendRequest
+from mqtemplate.brokers.remote.producing.tries import Tries
 from mqtemplate.errors import (
     BrokerError,
     RemoteConnectError,

@@ -1,0 +1,430 @@
+"""One pending message by key, and changes of pending messages together with sends: each is one append.
+
+A send with a pending key decides under the locks of both delay stores: it looks up the newest record of the key, and
+appends the new message together with the delete marker of the one it replaces. A release needs the same lock. So
+exactly one of them is first. A key whose newest record is no delayed one needs only the lock of such sends: a thread
+that puts many messages on the wheel then does not hold them up.
+
+- The newest record with the key decides: each send with a key replaces, keeps or moves the message before it. So that
+  record is pending, or was delivered, or no message of the key is either. The newest records of all keys are in memory
+  until the index has them, and then the index finds them. Memory does not grow with the number of keys.
+- All records of an append but the last have `SysFlag.CONTINUED`. A recovery cuts them off if the last one is missing.
+  The delete markers are last. So a kill leaves all of the change or nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import starmap
+from typing import NamedTuple, Protocol
+
+from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
+from mqtemplate.delay.pending_rows import PendingEntry
+from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.errors import PendingKeyError, UnsupportedError
+from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome, ScheduleChange
+from mqtemplate.record.appends import PutBatch, PutResult
+from mqtemplate.record.codec import Drafts, PendingRequest, RecordDraft, StoredRecord
+from mqtemplate.record.layout import SysFlag
+from mqtemplate.record.properties import (
+    PENDING_KEY,
+    PENDING_SINCE,
+    REAL_QID,
+    REAL_TOPIC,
+    TIMER_DELIVER_MS,
+    UNIQ_KEY,
+    find_property,
+)
+from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.recent_keys import KeyedRecord
+from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+
+def put_together(store: MessageStore, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
+    """Append records: a kill leaves all of them or none. Those that replace pending messages must be the last."""
+    for draft in drafts[:-1]:
+        draft.sys_flag |= SysFlag.CONTINUED
+    return store.put(Drafts(drafts), though_full=though_full)
+
+
+class PendingKeyUnknownError(UnsupportedError):
+    """The message that is pending under a key may be in another broker, so this one cannot decide about the key."""
+
+
+class PendingRecord(NamedTuple):
+    """A pending message."""
+
+    record: StoredRecord
+    entry: PendingEntry
+
+
+class Replacements(Protocol):
+    """Creates the records that replace a pending message; see `DelayController`."""
+
+    def cancelled(self, pending: PendingRecord) -> list[RecordDraft]:
+        """Return its delete marker."""
+
+    def rescheduled(self, pending: PendingRecord, deliver_ms: int) -> list[RecordDraft]:
+        """Return its copy with another due time, and the delete marker."""
+
+
+class KeyedSend(NamedTuple):
+    """Outcome of one message of a send with pending keys, and where its record is.
+
+    Attributes:
+        outcome: None for a message without a pending key.
+        physical_offset: Of the stored or pending record.
+        queue_id: Queue that receives the message when it is due.
+        handle: None if the message is not delayed.
+    """
+
+    outcome: PendingOutcome | None
+    msg_id: str
+    physical_offset: int
+    queue_offset: int
+    queue_id: int
+    handle: str | None
+
+
+class KeyedPut(NamedTuple):
+    """A send with pending keys.
+
+    Attributes:
+        end: Physical offset that must be durable.
+        topics: Topics whose readers must be woken then.
+    """
+
+    sends: list[KeyedSend]
+    end: int
+    topics: tuple[str, ...]
+
+
+class ChangedTogether(NamedTuple):
+    """A change that was stored together with messages.
+
+    Attributes:
+        puts: The records, those of the messages first; None if nothing is pending, so that nothing was stored.
+        topics: Topics of the records, for `MessageStore.confirm`.
+    """
+
+    change: ScheduleChange
+    puts: PutBatch | None = None
+    topics: frozenset[str] = frozenset()
+
+
+class MessageChanges(Protocol):
+    """Changes of delayed messages together with other records; `DelayController` does them."""
+
+    @property
+    def pending_keys(self) -> PendingKeys:
+        """Stores messages with pending keys."""
+
+    def change_together(
+        self,
+        handle: str | None,
+        key: str | None,
+        topic: str | None,
+        namespace: str | None,
+        then: Sequence[RecordDraft],
+        deliver_ms: int | None,
+    ) -> ChangedTogether:
+        """See `DelayController.change_together`."""
+
+
+class _KeyedAppend:
+    """The records of one append, and how to read the results from it."""
+
+    def __init__(self) -> None:
+        self.news: list[RecordDraft] = []
+        self.markers: list[RecordDraft] = []
+        self.gone: list[StoredRecord] = []
+        self.results: list[Callable[[Sequence[PutResult] | None, int], KeyedSend]] = []
+
+    def add(self, draft: RecordDraft) -> int:
+        """Add a record, and return its number."""
+        self.news.append(draft)
+        return len(self.news) - 1
+
+
+class PendingKeys:
+    """Stores messages with pending keys.
+
+    Args:
+        delay_stores: The two delay services by their topics.
+
+    Attributes:
+        refusal: Returns why this broker cannot decide about a pending key now; None if it can. None if it always can.
+    """
+
+    def __init__(
+        self, store: MessageStore, delay_stores: Mapping[str, DelayStore], replacements: Replacements, broker_name: str
+    ) -> None:
+        self._store = store
+        self._delay_stores = delay_stores
+        self._replacements = replacements
+        self._lookup = RecordLookup(store)
+        self._broker_name = broker_name
+        self._lock = threading.Lock()  # of `put`; taken before the locks of the delay stores
+        self.refusal: Callable[[], str | None] | None = None
+        self._counts = {
+            decision: store.metrics.counter("delay.pending_keys", decision=decision.value)
+            for decision in PendingDecision
+        }
+
+    # --- pending messages ----------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the locks of both delay stores, which have read all messages: nothing is released or changed."""
+        with self._both_locks():
+            for delay_store in self._delay_stores.values():
+                delay_store.catch_up()
+            yield
+
+    @contextmanager
+    def _both_locks(self) -> Iterator[None]:
+        with ExitStack() as locks:
+            for delay_store in self._delay_stores.values():
+                locks.enter_context(delay_store.lock)
+            yield
+
+    def pending_of(self, records: Iterable[StoredRecord]) -> list[PendingRecord]:
+        """With the locks: return the pending ones of delayed records, each once."""
+        found: dict[int, PendingRecord] = {}
+        for record in records:
+            entry = self._delay_stores[record.topic].find(record)
+            if entry is not None:
+                found[record.physical_offset] = PendingRecord(record, entry)
+        return list(found.values())
+
+    def remove(self, records: Iterable[StoredRecord]) -> None:
+        """With the locks, after the append of what replaces them: never release these records."""
+        for record in records:
+            self._delay_stores[record.topic].remove(record)
+
+    def _newest(self, topic: str, key: str) -> KeyedRecord | None:
+        """Return the newest record with a pending key: a delayed one for *topic*, or one that was delivered there."""
+        found = self._store.index.newest_keyed((*self._delay_stores, topic), topic, key)
+        if isinstance(found, KeyedRecord):
+            return found
+        newest: dict[str, int] = {}
+        for physical_offset in found:
+            record = self._lookup.at(physical_offset)
+            if record is not None and record.topic not in newest and _has_pending_key(record, topic, key):
+                newest[record.topic] = physical_offset
+        return max(starmap(KeyedRecord, newest.items()), key=lambda each: each.physical_offset, default=None)
+
+    # --- sends ---------------------------------------------------------------------------------
+
+    def check(self, key: str, topic: str) -> None:
+        """Refuse a new message with a pending key that this broker cannot decide about.
+
+        Raises:
+            PendingKeyUnknownError: It cannot now; nothing was stored.
+        """
+        if self.refusal is not None and (reason := self.refusal()) is not None:
+            raise PendingKeyUnknownError(f"pending_key={key!r} of a message for {topic!r}: {reason}")
+
+    def put(
+        self,
+        drafts: Sequence[tuple[RecordDraft, str]],
+        topic: str,
+        before: Callable[[RecordDraft | None], RecordDraft] | None = None,
+    ) -> tuple[KeyedPut, Sequence[PutResult] | None]:
+        """Store messages of one topic, some with pending keys, as their rules say.
+
+        Args:
+            drafts: Records with their message ids.
+            before: Of a commit: returns a record that is stored right before the first record, which it gets; None if
+                no new message is stored. A commit cannot be refused: it is decided by what is pending here.
+
+        Returns:
+            The results, and the positions of the appended records; None if nothing was appended.
+
+        Raises:
+            PendingKeyError: A message is pending under one of the keys, and must not be replaced. Nothing was stored.
+            PendingKeyUnknownError: This broker cannot decide about pending keys now. Nothing was stored.
+        """
+        with self._lock, ExitStack() as locks:
+            keys = [draft.pending.key for draft, _ in drafts if draft.pending is not None]
+            newest = {key: self._newest(topic, key) for key in keys}
+            if any(record is not None and record.topic in self._delay_stores for record in newest.values()):
+                locks.enter_context(self._both_locks())
+                newest = {key: self._newest(topic, key) for key in keys}  # one may have been released meanwhile
+            if before is None:  # with the locks: from here on none of these messages moves to another broker
+                for key in keys:
+                    self.check(key, topic)
+            plan = _KeyedAppend()
+            for draft, msg_id in drafts:
+                self._decide(plan, draft, msg_id, topic, newest)
+            records = [*plan.news, *plan.markers]
+            if before is not None:
+                records.insert(0, before(plan.news[0] if plan.news else None))
+            puts = self._append(records)
+            self.remove(plan.gone)
+        first = 0 if before is None else 1
+        sends = [result(puts, first) for result in plan.results]
+        for each in sends:
+            if each.outcome is not None:
+                self._counts[each.outcome.decision].add()
+        # The message that is kept may not be durable yet, so its send waits for the disk, too.
+        end = self._store.end_offset if puts is None else puts[-1].end
+        return KeyedPut(sends, end, tuple({each.topic for each in records})), puts
+
+    def _append(self, records: list[RecordDraft]) -> Sequence[PutResult] | None:
+        if len(records) > 1:
+            return put_together(self._store, records)
+        return (self._store.put(records[0]),) if records else None  # takes half the time
+
+    def _decide(
+        self,
+        plan: _KeyedAppend,
+        draft: RecordDraft,
+        msg_id: str,
+        topic: str,
+        newest: Mapping[str, KeyedRecord | None],
+    ) -> None:
+        """Add the records of one message.
+
+        Args:
+            newest: Pending key -> its newest record. If one of them is delayed, the caller holds the locks.
+        """
+        request = draft.pending
+        if request is None:
+            plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, None))
+            return
+        last = newest[request.key]
+        first = None if last is None else self._pending_at(last)
+        if first is None:
+            is_delivered = last is not None and last.topic not in self._delay_stores
+            outcome = PendingOutcome(PendingDecision.STORED, already_delivered=is_delivered)
+            plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
+            return
+        rule = OnPending(request.on_pending)
+        if rule is OnPending.REPLACE:
+            outcome = PendingOutcome(PendingDecision.REPLACED, (self._handle_of(first),))
+            plan.markers += self._replacements.cancelled(first)
+            plan.gone.append(first.record)
+            plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
+        elif rule is OnPending.KEEP:
+            kept = self._named(first, PendingOutcome(PendingDecision.KEPT))
+            plan.results.append(lambda puts, at: kept)
+        elif rule is OnPending.POSTPONE:
+            self._postpone(plan, first, self._deliver_ms(draft), request)
+        else:
+            record = first.record
+            raise PendingKeyError(
+                *(request.key, topic, self._handle_of(first)),
+                find_property(record.properties_bytes, UNIQ_KEY) or "",
+                first.entry.due_ms,
+            )
+
+    def _pending_at(self, newest: KeyedRecord) -> PendingRecord | None:
+        """Return a record if it is pending."""
+        delay_store = self._delay_stores.get(newest.topic)
+        record = None if delay_store is None else self._lookup.at(newest.physical_offset)
+        if delay_store is None or record is None:
+            return None
+        entry = delay_store.find_now(record)
+        return None if entry is None else PendingRecord(record, entry)
+
+    def _postpone(self, plan: _KeyedAppend, pending: PendingRecord, deliver_ms: int, request: PendingRequest) -> None:
+        record = pending.record
+        if request.no_later_ms is not None:
+            since = find_property(record.properties_bytes, PENDING_SINCE)
+            since_ms = record.store_timestamp if since is None else int(since)
+            deliver_ms = min(deliver_ms, since_ms + request.no_later_ms)
+        copy, marker = self._replacements.rescheduled(pending, deliver_ms)
+        plan.markers.append(marker)
+        plan.gone.append(record)
+        number = plan.add(copy)
+        msg_id = find_property(record.properties_bytes, UNIQ_KEY) or ""
+        topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
+        plan.results.append(self._stored(number, copy, msg_id, topic, PendingOutcome(PendingDecision.POSTPONED)))
+
+    def _deliver_ms(self, draft: RecordDraft) -> int:
+        """Return the time at which the message of a record is to be delivered."""
+        now_ms = self._store.clock.now_ms()
+        if draft.topic == SCHEDULE_TOPIC:
+            return now_ms + draft.delay_ms
+        deliver = find_property(draft.properties, TIMER_DELIVER_MS) if draft.topic == TIMER_TOPIC else None
+        return now_ms if deliver is None else int(deliver)
+
+    # --- results -------------------------------------------------------------------------------
+
+    def _stored(
+        self, number: int, draft: RecordDraft, msg_id: str, topic: str, outcome: PendingOutcome | None
+    ) -> Callable[[Sequence[PutResult] | None, int], KeyedSend]:
+        """Return the function that returns the result of a new record from the positions of the append."""
+        real_queue = find_property(draft.properties, REAL_QID)
+        queue_id = draft.queue_id if draft.topic == topic or real_queue is None else int(real_queue)
+
+        def result(puts: Sequence[PutResult] | None, first: int) -> KeyedSend:
+            assert puts is not None
+            put = puts[first + number]
+            handle = None
+            if draft.topic != topic:
+                due = find_property(draft.properties, TIMER_DELIVER_MS) if draft.topic == TIMER_TOPIC else None
+                due_ms = put.store_timestamp + draft.delay_ms if due is None else int(due)
+                handle = handle_of(topic, self._broker_name, draft.properties, due_ms, put.physical_offset)
+            return KeyedSend(outcome, msg_id, put.physical_offset, put.queue_offset, queue_id, handle)
+
+        return result
+
+    def _named(self, pending: PendingRecord, outcome: PendingOutcome) -> KeyedSend:
+        record = pending.record
+        return KeyedSend(
+            outcome,
+            find_property(record.properties_bytes, UNIQ_KEY) or "",
+            record.physical_offset,
+            record.queue_offset,
+            int(find_property(record.properties_bytes, REAL_QID) or 0),
+            self._handle_of(pending),
+        )
+
+    def _handle_of(self, pending: PendingRecord) -> str:
+        record, entry = pending
+        topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
+        return handle_of(topic, self._broker_name, record.properties_bytes, entry.due_ms, record.physical_offset)
+
+
+def _has_pending_key(record: StoredRecord, topic: str, key: str) -> bool:
+    """Return True if a record has the pending key for a topic, and is no delete marker."""
+    properties = record.properties_bytes
+    is_same = find_property(properties, PENDING_KEY) == key and find_property(properties, REAL_TOPIC) == topic
+    return is_same and not is_marker(record)
+
+
+def total_outcome(outcomes: Sequence[PendingOutcome | None]) -> PendingOutcome | None:
+    """Return the outcome of a batch; None if no message of it has a pending key."""
+    known = [each for each in outcomes if each is not None]
+    if not known:
+        return None
+    if len(outcomes) == 1:
+        return known[0]
+    decisions = {each.decision for each in known}
+    order = (PendingDecision.REPLACED, PendingDecision.POSTPONED, PendingDecision.KEPT, PendingDecision.STORED)
+    return PendingOutcome(
+        next(each for each in order if each in decisions),
+        tuple(handle for each in known for handle in each.replaced),
+        any(each.already_delivered for each in known),
+        tuple(outcomes),
+    )
+
+
+def unique_parts(drafts: Sequence[tuple[RecordDraft, str]]) -> Iterator[list[tuple[RecordDraft, str]]]:
+    """Divide a batch into parts in which each pending key occurs once: a message sees the decision before it."""
+    part: list[tuple[RecordDraft, str]] = []
+    keys: set[str] = set()
+    for draft, msg_id in drafts:
+        key = None if draft.pending is None else draft.pending.key
+        if key is not None and key in keys:
+            yield part
+            part, keys = [], set()
+        if key is not None:
+            keys.add(key)
+        part.append((draft, msg_id))
+    if part:
+        yield part
