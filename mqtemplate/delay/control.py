@@ -18,7 +18,7 @@ import numpy as np
 from mqtemplate.delay.copies import copy_of
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
-from mqtemplate.delay.pending_keys import PendingKeys, PendingRecord, put_together
+from mqtemplate.delay.pending_keys import ChangedTogether, PendingKeys, PendingRecord, put_together
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
 from mqtemplate.errors import StoreError
@@ -72,19 +72,6 @@ class _Change(NamedTuple):
 
     status: ScheduleChangeStatus
     deliver_ms: int | None
-
-
-class ChangedTogether(NamedTuple):
-    """A change that was stored together with messages.
-
-    Attributes:
-        puts: The records, those of the messages first; None if nothing is pending, so that nothing was stored.
-        topics: Topics of the records, for `MessageStore.confirm`.
-    """
-
-    change: ScheduleChange
-    puts: PutBatch | None = None
-    topics: frozenset[str] = frozenset()
 
 
 class _NamedMessage(NamedTuple):

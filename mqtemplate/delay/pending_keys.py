@@ -24,7 +24,7 @@ from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import handle_of
 from mqtemplate.errors import PendingKeyError, UnsupportedError
-from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome
+from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome, ScheduleChange
 from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, PendingRequest, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
@@ -37,8 +37,8 @@ from mqtemplate.record.properties import (
     UNIQ_KEY,
     find_property,
 )
-from mqtemplate.store.key_reader import KeyedRecord
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.recent_keys import KeyedRecord
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 
@@ -99,6 +99,38 @@ class KeyedPut(NamedTuple):
     sends: list[KeyedSend]
     end: int
     topics: tuple[str, ...]
+
+
+class ChangedTogether(NamedTuple):
+    """A change that was stored together with messages.
+
+    Attributes:
+        puts: The records, those of the messages first; None if nothing is pending, so that nothing was stored.
+        topics: Topics of the records, for `MessageStore.confirm`.
+    """
+
+    change: ScheduleChange
+    puts: PutBatch | None = None
+    topics: frozenset[str] = frozenset()
+
+
+class MessageChanges(Protocol):
+    """Changes of delayed messages together with other records; `DelayController` does them."""
+
+    @property
+    def pending_keys(self) -> PendingKeys:
+        """Stores messages with pending keys."""
+
+    def change_together(
+        self,
+        handle: str | None,
+        key: str | None,
+        topic: str | None,
+        namespace: str | None,
+        then: Sequence[RecordDraft],
+        deliver_ms: int | None,
+    ) -> ChangedTogether:
+        """See `DelayController.change_together`."""
 
 
 class _KeyedAppend:
@@ -217,13 +249,13 @@ class PendingKeys:
         """
         with self._lock, ExitStack() as locks:
             keys = [draft.pending.key for draft, _ in drafts if draft.pending is not None]
-            if before is None:
-                for key in keys:
-                    self.check(key, topic)
             newest = {key: self._newest(topic, key) for key in keys}
             if any(record is not None and record.topic in self._delay_stores for record in newest.values()):
                 locks.enter_context(self._both_locks())
                 newest = {key: self._newest(topic, key) for key in keys}  # one may have been released meanwhile
+            if before is None:  # with the locks: from here on none of these messages moves to another broker
+                for key in keys:
+                    self.check(key, topic)
             plan = _KeyedAppend()
             for draft, msg_id in drafts:
                 self._decide(plan, draft, msg_id, topic, newest)

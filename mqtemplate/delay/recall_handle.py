@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mqtemplate.errors import MessageError
 from mqtemplate.message import key_text
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.properties import TIMER_OUT_MS, UNIQ_KEY, find_property
 from mqtemplate.user_code import shown
+
+if TYPE_CHECKING:
+    from mqtemplate.record.appends import PutResult
+    from mqtemplate.record.codec import RecordDraft
 
 _VERSION = "v1"
 
@@ -75,6 +79,14 @@ def check_selection(handle: object, key: object) -> str | None:
         kind = type(handle).__name__
         raise MessageError(f"a handle must be the text in SendResult.handle, got {kind} {shown(handle)}")
     return None if key is None else key_text(key)
+
+
+def new_handle(topic: str, broker_name: str, draft: RecordDraft, put: PutResult) -> str | None:
+    """Return the handle of a message for *topic* whose record was just appended; None if it is not delayed."""
+    if draft.topic == topic:
+        return None
+    due_ms = put.store_timestamp + draft.delay_ms
+    return handle_of(topic, broker_name, draft.properties, due_ms, put.physical_offset)
 
 
 def handle_of(topic: str, broker_name: str, properties: bytes, due_ms: int, physical_offset: int) -> str:

@@ -13,7 +13,7 @@ from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
 from mqtemplate.delay.pending_rows import LatenessCauses
-from mqtemplate.delay.recall_handle import decode_handle, handle_of
+from mqtemplate.delay.recall_handle import decode_handle, new_handle
 from mqtemplate.delay.schedule_message_service import ClockCorrection, ScheduleMessageService
 from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
@@ -33,7 +33,7 @@ from mqtemplate.pending import (
     ScheduleChange,
     ScheduleChangeStatus,
 )
-from mqtemplate.record.appends import PutBatch, PutResult
+from mqtemplate.record.appends import PutBatch
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.results import SendResult, SendStatus
 from mqtemplate.services import Service
@@ -295,14 +295,10 @@ class LocalDelayedMessages:
                 offset_msg_id(self._host, put.physical_offset),
                 target,
                 put.queue_offset,
-                handle=None if draft.topic == target.topic else self._handle(draft, put, target.topic),
+                handle=new_handle(target.topic, self._broker_name, draft, put),
             )
             for (draft, msg_id, target), put in zip(made, puts, strict=False)
         )
-
-    def _handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str:
-        due_ms = put.store_timestamp + draft.delay_ms
-        return handle_of(topic, self._broker_name, draft.properties, due_ms, put.physical_offset)
 
     def recall(self, topic: str, handle_text: str) -> str:
         """Cancel a message for *topic*, as its producer requests. Unlike RocketMQ, refuse it for a delivered message.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mqtemplate.delay.pending_keys import KeyedSend, PendingKeys, total_outcome, unique_parts
-from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.delay.recall_handle import new_handle
 from mqtemplate.engine.drafts import DraftMaker, SendOrigin
 from mqtemplate.engine.group_rules import SentBack, dead_letter, is_exhausted, retry
 from mqtemplate.engine.sequences import SequencedSender
@@ -228,10 +228,7 @@ class MessageWriter:
 
     def handle(self, draft: RecordDraft, put: PutResult, topic: str) -> str | None:
         """Return the handle for `DelayedMessages.cancel` of a delayed message; None if the message is not delayed."""
-        if draft.topic == topic:
-            return None
-        due_ms = put.store_timestamp + draft.delay_ms
-        return handle_of(topic, self._broker_name, draft.properties, due_ms, put.physical_offset)
+        return new_handle(topic, self._broker_name, draft, put)
 
 
 def _batch_topic(messages: Sequence[Message]) -> str:

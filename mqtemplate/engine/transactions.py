@@ -14,7 +14,7 @@ from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
 from mqtemplate.broker import CheckTransaction, Registration
-from mqtemplate.delay.control import DelayController
+from mqtemplate.delay.pending_keys import MessageChanges
 from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, TransactionChecker
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.half_messages import (
@@ -113,7 +113,7 @@ class TransactionService:
         drafts: DraftMaker,
         settings: EmbeddedSettings,
         lifecycle: EngineLifecycle,
-        delays: DelayController,
+        delays: MessageChanges,
     ) -> None:
         self._store = store
         self._delays = delays

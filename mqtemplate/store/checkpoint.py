@@ -1,31 +1,17 @@
-"""Facts about a store directory: sizes of its files, steps of the clock, and up to which offset its files agree.
-
-`LogReplay` brings what is derived from the commit log from there to the end of the log.
-"""
+"""Facts about a store directory: sizes of its files, steps of the clock, and up to which offset its files agree."""
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
-from logging import ERROR
 from typing import NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.record.codec import StoredRecord
-from mqtemplate.record.columns import RecordBatch
-from mqtemplate.record.layout import SysFlag
-from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.settings import StoreSettings
-
-_log = get_logger("mqtemplate.store")
 
 NO_LIMIT_MS = 1 << 63
 
@@ -214,80 +200,6 @@ class LogFollower(Protocol):
             Physical offset from which the log must be replayed after a crash at this moment; None if that is
             unnecessary.
         """
-
-
-class LogReplay:
-    """Passes records that a recovery reads to the followers: all records of one append, or none.
-
-    All records of an append but the last may have `SysFlag.CONTINUED`. If the last one is missing, the append was not
-    acknowledged, and the recovery cuts its records off.
-
-    Attributes:
-        open_append: Physical offset of the first record of an append whose last record is not read yet; None for none.
-    """
-
-    def __init__(self, followers: Sequence[LogFollower]) -> None:
-        self.followers = followers
-        self.open_append: int | None = None
-        self._held: list[StoredRecord] = []  # records of that append
-        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
-
-    def starts(self) -> list[int]:
-        """Return the physical offsets from which followers need the log."""
-        return [start for follower in self.followers if (start := follower.replay_from()) is not None]
-
-    def restart(self) -> None:
-        """Forget the records that are held: the log is read again."""
-        self.open_append, self._held = None, []
-
-    def add(self, batch: RecordBatch, replay_from: int) -> None:
-        """Replay the records of a batch from a physical offset on; hold those of an append that goes on."""
-        lasts = np.flatnonzero(batch.sys_flag & SysFlag.CONTINUED == 0)
-        closed = int(lasts[-1]) + 1 if len(lasts) else 0
-        if closed:
-            self.close_append()
-        if closed < len(batch) and self.open_append is None:
-            self.open_append = int(batch.physical_offset[closed])
-        for row in _replayed_rows(batch).tolist() if self.followers else ():
-            if batch.physical_offset[row] < replay_from:
-                continue
-            if row < closed:
-                self._replay(batch.record(row))
-            else:
-                self._held.append(batch.record(row))
-
-    def close_append(self) -> None:
-        """Replay the records that are held: no other one of their append follows."""
-        held = self._held
-        self.restart()
-        for record in held:
-            self._replay(record)
-
-    def _replay(self, record: StoredRecord) -> None:
-        """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""
-        for follower in self.followers:
-            try:
-                follower.replay(record)
-            except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
-                self._limited_log.log(
-                    ERROR,
-                    "store.record_not_replayed",
-                    topic=record.topic,
-                    physical_offset=record.physical_offset,
-                    exc_info=exc,
-                )
-
-
-def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
-    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
-
-    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
-    """
-    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
-    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
-        properties = batch.properties(row)
-        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
-    return np.flatnonzero(replaces)
 
 
 class StoreCheckpoint:

@@ -1,4 +1,7 @@
-"""Group commit: many producers share one ``fdatasync`` of the commit log. RocketMQ: ``GroupCommitService``."""
+"""Group commit: many producers share one ``fdatasync`` of the commit log. RocketMQ: ``GroupCommitService``.
+
+`is_lost_write` tells a record that no flush has completed before the power failed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError
+from mqtemplate.record.codec import BadRecordError, parse_record
 from mqtemplate.services import wall_time
+from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 
 WhenFlushed = Callable[[StoreError | None], None]
@@ -222,3 +227,38 @@ class FlushService:
                 if self._is_periodic:
                     self._due_ms = now + self._interval_ms
         return wall_time(self._clock, self._due_ms)
+
+
+# --- writes that a power failure left incomplete -----------------------------------------------------
+
+_SECTOR = 512
+"""The smallest unit that a disk writes completely or not at all."""
+
+
+def is_lost_write(file: MappedFile, at: int, end: int) -> bool:
+    """Return True if the record at byte *at* is invalid because a part of it never reached the disk.
+
+    A disk writes whole sectors. A sector that was not written has its old bytes: first of earlier records, then zeros
+    up to its end. So at least one sector has only zeros from *at* or its start up to its end.
+
+    Args:
+        end: Start of the next whole record, or end of the file.
+    """
+    first_end = at - at % _SECTOR + _SECTOR
+    head = file.view[at : min(first_end, end)]
+    # The first bytes of the size are zero in most valid records, so four zeros or fewer prove nothing.
+    if not any(head) and (len(head) > 4 or _is_valid_with_size(file.view[at:end], len(head))):
+        return True
+    return any(
+        not any(file.view[sector : sector + _SECTOR])
+        for sector in range(first_end, min(end, file.size) - _SECTOR + 1, _SECTOR)
+    )
+
+
+def _is_valid_with_size(data: bytes, lost: int) -> bool:
+    """Return True if the record is valid once the first *lost* bytes of its size are restored."""
+    try:
+        parse_record(len(data).to_bytes(4, "big")[:lost] + data[lost:])
+    except BadRecordError:
+        return False
+    return True

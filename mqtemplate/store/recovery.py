@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from logging import ERROR
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.errors import CorruptRecordError, Picklable
-from mqtemplate.event_log import get_logger
+from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
-from mqtemplate.store.checkpoint import LogFollower, LogReplay
+from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
+from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog, LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
-from mqtemplate.store.files.mapped_files import MappedFile
+from mqtemplate.store.flush import is_lost_write
 
 _log = get_logger("mqtemplate.store")
 
@@ -276,8 +279,73 @@ def _rows_by_queue(batch: RecordBatch) -> dict[tuple[str, int], NDArray[np.int64
     return groups
 
 
-_SECTOR = 512
-"""The smallest unit that a disk writes completely or not at all."""
+class LogReplay:
+    """Passes records that a recovery reads to the followers: all records of one append, or none.
+
+    All records of an append but the last may have `SysFlag.CONTINUED`. If the last one is missing, the append was not
+    acknowledged, and the recovery cuts its records off.
+
+    Attributes:
+        open_append: Physical offset of the first record of an append whose last record is not read yet; None for none.
+    """
+
+    def __init__(self, followers: Sequence[LogFollower]) -> None:
+        self.followers = followers
+        self.open_append: int | None = None
+        self._held: list[StoredRecord] = []  # records of that append
+        self._limited_log = LimitedLog(_log, lambda: int(time.monotonic() * 1_000))
+
+    def starts(self) -> list[int]:
+        """Return the physical offsets from which followers need the log."""
+        return [start for follower in self.followers if (start := follower.replay_from()) is not None]
+
+    def restart(self) -> None:
+        """Forget the records that are held: the log is read again."""
+        self.open_append, self._held = None, []
+
+    def add(self, batch: RecordBatch, replay_from: int) -> None:
+        """Replay the records of a batch from a physical offset on; hold those of an append that goes on."""
+        lasts = np.flatnonzero(batch.sys_flag & SysFlag.CONTINUED == 0)
+        closed = int(lasts[-1]) + 1 if len(lasts) else 0
+        if closed:
+            self.close_append()
+        if closed < len(batch) and self.open_append is None:
+            self.open_append = int(batch.physical_offset[closed])
+        for row in _replayed_rows(batch).tolist() if self.followers else ():
+            if batch.physical_offset[row] < replay_from:
+                continue
+            if row < closed:
+                self._replay(batch.record(row))
+            else:
+                self._held.append(batch.record(row))
+
+    def close_append(self) -> None:
+        """Replay the records that are held: no other one of their append follows."""
+        held = self._held
+        self.restart()
+        for record in held:
+            self._replay(record)
+
+    def _replay(self, record: StoredRecord) -> None:
+        """Pass a record to the followers. Contents that none of them can read must not prevent each later start."""
+        for follower in self.followers:
+            try:
+                follower.replay(record)
+            except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
+                position = position_fields(record)
+                self._limited_log.log(ERROR, "store.record_not_replayed", **position, exc_info=exc)
+
+
+def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
+    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
+
+    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
+    """
+    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
+    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
+        properties = batch.properties(row)
+        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
+    return np.flatnonzero(replaces)
 
 
 class Recovery:
@@ -529,32 +597,3 @@ class Recovery:
         except BadRecordError:
             return None
         return record if (record.physical_offset, record.total_size) == (damaged.start, damaged.size) else None
-
-
-def is_lost_write(file: MappedFile, at: int, end: int) -> bool:
-    """Return True if the record at byte *at* is invalid because a part of it never reached the disk.
-
-    A disk writes whole sectors. A sector that was not written has its old bytes: first of earlier records, then zeros
-    up to its end. So at least one sector has only zeros from *at* or its start up to its end.
-
-    Args:
-        end: Start of the next whole record, or end of the file.
-    """
-    first_end = at - at % _SECTOR + _SECTOR
-    head = file.view[at : min(first_end, end)]
-    # The first bytes of the size are zero in most valid records, so four zeros or fewer prove nothing.
-    if not any(head) and (len(head) > 4 or _is_valid_with_size(file.view[at:end], len(head))):
-        return True
-    return any(
-        not any(file.view[sector : sector + _SECTOR])
-        for sector in range(first_end, min(end, file.size) - _SECTOR + 1, _SECTOR)
-    )
-
-
-def _is_valid_with_size(data: bytes, lost: int) -> bool:
-    """Return True if the record is valid once the first *lost* bytes of its size are restored."""
-    try:
-        parse_record(len(data).to_bytes(4, "big")[:lost] + data[lost:])
-    except BadRecordError:
-        return False
-    return True

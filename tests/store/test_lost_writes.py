@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store.files.mapped_files import MappedFile
-from mqtemplate.store.recovery import is_lost_write
+from mqtemplate.store.flush import is_lost_write
 
 HOST = b"\x7f\x00\x00\x01\x00\x00*\x9f"
 RECORD = len(RecordDraft("orders", 0, b"x" * 700, b"").encode(0, 0, 0, HOST))

@@ -15,8 +15,9 @@ from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.record_arrays import UniformBatch
 from mqtemplate.store import index_service, key_reader
 from mqtemplate.store.files.store_files import MemoryStoreFiles
-from mqtemplate.store.key_reader import KeyReader, RecentKeys
+from mqtemplate.store.key_reader import KeyReader
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.store.recent_keys import RecentKeys
 from tests.store.faulty_disk import FaultyDisk, never
 from tests.store.small_store import OpenStore, no_keys, opened, small
 
