@@ -37,8 +37,8 @@ from mqtemplate.record.properties import (
     UNIQ_KEY,
     find_property,
 )
+from mqtemplate.store.index_file import KeyedRecord
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.recent_keys import KeyedRecord
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 
 

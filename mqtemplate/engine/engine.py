@@ -134,15 +134,13 @@ class Engine:
         self.reader = Reader(store, self.queues, self.finder, lifecycle)
         committed = CommittedOffsets(store, settings.flush_consumer_offset_interval_ms)
         self.offsets = committed.clustering
-        self.drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
-        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle, self.routes, self.drafts)
-        delay = self.delayed.control
-        self.transactions = TransactionService(
-            store, self.topics, self.offsets, self.drafts, settings, lifecycle, delay
-        )
-        self.writer = MessageWriter(store, self.drafts, self.transactions.prepare, delay.pending_keys, name, host)
-        self.sequences = SequencedSender(store, self.drafts, settings.max_send_sequences)
-        self.sends = LocalSends(store, self.routes, self.drafts, self.writer, self.sequences, host, lifecycle.check)
+        self.drafts = drafts = DraftMaker(self.levels, settings.timer_limits(), settings.max_message_size, host)
+        self.delayed = LocalDelayedMessages(store, settings, self.topics.names, lifecycle, self.routes, drafts)
+        control = self.delayed.control
+        self.transactions = TransactionService(store, self.topics, self.offsets, drafts, settings, lifecycle, control)
+        self.writer = MessageWriter(store, drafts, self.transactions.prepare, control.pending_keys, name, host)
+        self.sequences = SequencedSender(store, drafts, settings.max_send_sequences)
+        self.sends = LocalSends(store, self.routes, drafts, self.writer, self.sequences, host, lifecycle.check)
         self.pop = pop = self._create_pop()
         self._services_of_rocketmq: list[Service] = []
         self.groups = Groups(

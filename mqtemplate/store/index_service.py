@@ -16,9 +16,16 @@ from mqtemplate.store.commit_log import LogReader
 from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.index_file import NEW_GEOMETRY, Geometry, IndexFile, KeyRows, find_geometry
+from mqtemplate.store.index_file import (
+    NEW_GEOMETRY,
+    Geometry,
+    IndexFile,
+    KeyedRecord,
+    KeyRows,
+    RecentKeys,
+    find_geometry,
+)
 from mqtemplate.store.key_reader import KeyReader, index_key_hashes, pending_key_text
-from mqtemplate.store.recent_keys import KeyedRecord, RecentKeys
 from mqtemplate.store.settings import StoreSettings
 
 _log = get_logger("mqtemplate.store")

@@ -43,8 +43,7 @@ from mqtemplate.record.properties import (
 )
 from mqtemplate.store.commit_log import LogReader, is_blank, whole_record_at
 from mqtemplate.store.files.mapped_files import MappedFile
-from mqtemplate.store.index_file import KeyRows
-from mqtemplate.store.recent_keys import RecentKeys, RecentRecords
+from mqtemplate.store.index_file import KeyRows, RecentKeys, RecentRecords
 
 _MIN_RECORDS = 8
 """Fewer records are faster one by one."""

@@ -30,8 +30,8 @@ from mqtemplate.store.disk_space import DiskWatch
 from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_unit
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
+from mqtemplate.store.index_file import RecentKeys
 from mqtemplate.store.index_service import IndexService
-from mqtemplate.store.recent_keys import RecentKeys
 from mqtemplate.store.recovery import QueueRebuild, Recovery, TagsCodeOf
 from mqtemplate.store.settings import FlushDiskType, StoreSettings
 

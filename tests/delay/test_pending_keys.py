@@ -30,7 +30,7 @@ from mqtemplate.errors import MessageError, PendingKeyError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingDecision, ScheduleChangeStatus
 from mqtemplate.results import TransactionState
-from mqtemplate.store import key_reader
+from mqtemplate.store import index_file
 from mqtemplate.testing import Harness, messages_in
 from tests.delay.killed_engine import Killed
 from tests.store.small_store import kill
@@ -122,7 +122,7 @@ def test_the_newest_message_of_a_key_is_found_before_and_after_it_is_indexed(
     template: RocketMQTemplate, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "left out of memory":
-        monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
+        monkeypatch.setattr(index_file, "_MAX_BYTES", 0)
     index = template.broker.store.index  # type: ignore[attr-defined]
 
     for number in range(6):

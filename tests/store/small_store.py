@@ -11,8 +11,8 @@ from mqtemplate.record.codec import RecordDraft
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import DiskUsage, StoreFiles
+from mqtemplate.store.index_file import RecentKeys
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.recent_keys import RecentKeys
 from mqtemplate.store.settings import StoreSettings
 
 OpenStore = Callable[..., MessageStore]

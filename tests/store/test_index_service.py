@@ -22,7 +22,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store import key_reader
+from mqtemplate.store import index_file, key_reader
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
@@ -69,7 +69,7 @@ def index_files(folder: Path) -> list[Path]:
 def keys_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the index take the keys of new records from memory, or read them from the log."""
     if request.param == "log":
-        monkeypatch.setattr(key_reader, "_MAX_BYTES", 0)
+        monkeypatch.setattr(index_file, "_MAX_BYTES", 0)
 
 
 @pytest.fixture

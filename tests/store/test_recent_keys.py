@@ -13,11 +13,11 @@ from mqtemplate.record.codec import Drafts, RecordDraft
 from mqtemplate.record.columns import to_rows
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.record_arrays import UniformBatch
-from mqtemplate.store import index_service, key_reader
+from mqtemplate.store import index_file, index_service
 from mqtemplate.store.files.store_files import MemoryStoreFiles
+from mqtemplate.store.index_file import RecentKeys
 from mqtemplate.store.key_reader import KeyReader
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.recent_keys import RecentKeys
 from tests.store.faulty_disk import FaultyDisk, never
 from tests.store.small_store import OpenStore, no_keys, opened, small
 
@@ -75,7 +75,7 @@ def test_the_keys_in_memory_are_those_in_the_log(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, seed: int, limit: int
 ) -> None:
     """With the smaller limit most records are left out, and read from the log."""
-    monkeypatch.setattr(key_reader, "_MAX_BYTES", limit)
+    monkeypatch.setattr(index_file, "_MAX_BYTES", limit)
     chance = random.Random(seed)
     write_anything(store, chance, 120)
 
@@ -92,7 +92,7 @@ def test_records_between_those_in_memory_are_read_from_the_log(
     chance, keys = random.Random(1), store._writer._recent_keys
     reader, rows = KeyReader(store._commit_log, keys), list[tuple[int, int, int]]()
     for limit in (1 << 30, 0, 1 << 30, 0):
-        monkeypatch.setattr(key_reader, "_MAX_BYTES", limit)
+        monkeypatch.setattr(index_file, "_MAX_BYTES", limit)
         write_anything(store, chance, 10)
         end = store.end_offset
         write_anything(store, chance, 5)
@@ -115,7 +115,7 @@ def test_the_log_is_not_read_for_records_in_memory(store: MessageStore, monkeypa
 
 def test_many_records_are_indexed_at_once(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they would exceed the memory before the next step, a second after the first of them."""
-    monkeypatch.setattr(key_reader, "_MANY_BYTES", 2_000)
+    monkeypatch.setattr(index_file, "_MANY_BYTES", 2_000)
     store = open_store(small(mapped_file_size_commit_log=1 << 16, max_index_num=2_000))
     store.put(RecordDraft("orders", 0, b"1", b"KEYS\x01one\x02"))
     due_ms = store.index.step()
@@ -128,7 +128,7 @@ def test_many_records_are_indexed_at_once(open_store: OpenStore, monkeypatch: py
 
 
 def test_memory_that_was_taken_is_free_again(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_reader, "_MAX_BYTES", 1_000)
+    monkeypatch.setattr(index_file, "_MAX_BYTES", 1_000)
     keys = store._writer._recent_keys
     for _ in range(3):
         for _ in range(30):
@@ -166,7 +166,7 @@ def fill(store: MessageStore, count: int, *, topics: int = 1) -> None:
 @pytest.fixture
 def indexing(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> MessageStore:
     """A store with an index file, whose writer indexes when a few records are in memory."""
-    monkeypatch.setattr(key_reader, "_SOME_BYTES", 2_000)
+    monkeypatch.setattr(index_file, "_SOME_BYTES", 2_000)
     store = open_store(small(mapped_file_size_commit_log=1 << 16, max_index_num=100))
     fill(store, 1)
     store.index.catch_up()
@@ -199,7 +199,7 @@ def test_the_writer_leaves_records_that_have_to_be_read_from_the_log(
     indexing: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(key_reader, "_MAX_BYTES", 0)
+        patch.setattr(index_file, "_MAX_BYTES", 0)
         fill(indexing, 1)
     fill(indexing, 20)
 
@@ -239,7 +239,7 @@ def test_the_writer_does_not_notice_that_the_disk_fails(
     quick_folder: Path, monkeypatch: pytest.MonkeyPatch, again: int
 ) -> None:
     """Its messages are stored. The service gets the error, and indexes them when the disk works again."""
-    monkeypatch.setattr(key_reader, "_SOME_BYTES", 2_000)
+    monkeypatch.setattr(index_file, "_SOME_BYTES", 2_000)
     store = opened(quick_folder, disk=(disk := FaultyDisk()))
     fill(store, 1)
     store.index.catch_up()

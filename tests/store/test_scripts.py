@@ -18,7 +18,7 @@ from mqtemplate.engine.reader import QueueReader
 from mqtemplate.errors import MQTemplateError, StoreFullError
 from mqtemplate.message import MessageQueue
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
-from mqtemplate.store import key_reader
+from mqtemplate.store import index_file
 from mqtemplate.store.checkpoint import StoreCheckpoint
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
@@ -483,7 +483,7 @@ def test_the_script_prints_what_it_says(
 ) -> None:
     """The index takes the keys of new records from memory, or reads them from the log: with the same results."""
     if limit is not None:
-        monkeypatch.setattr(key_reader, "_MAX_BYTES", limit)
+        monkeypatch.setattr(index_file, "_MAX_BYTES", limit)
     script = StoreScript(tmp_path)
 
     check_script(path, script)

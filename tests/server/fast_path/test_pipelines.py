@@ -25,7 +25,7 @@ from mqtemplate.remoting.settings import ConnectionLimits, RemotingServerSetting
 from mqtemplate.server import AclSettings, BrokerServer, BrokerServerSettings
 from mqtemplate.server.core.batches import read_uniform
 from mqtemplate.server.fast_path import pipelines
-from mqtemplate.store import key_reader
+from mqtemplate.store import index_file
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
 from tests.remoting.wire import RawPeer
@@ -188,7 +188,7 @@ def test_the_io_thread_indexes_what_it_stored_after_its_replies(
     server: BrokerServer, peer: RawPeer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock does not move, so the service of the index does not step."""
-    monkeypatch.setattr(key_reader, "_SOME_BYTES", 2_000)
+    monkeypatch.setattr(index_file, "_SOME_BYTES", 2_000)
     index = server.engine.store.index
     index.catch_up()
     before = index._files[-1].header.index_count
