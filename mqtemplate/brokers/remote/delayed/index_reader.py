@@ -229,10 +229,11 @@ class IndexReader:
     def _batch(self, part: _SourcePart, position: IndexPosition) -> _IndexBatch:
         """Return what the records of several pulls say; their bodies are dropped after each pull."""
         batch, broker_name = _IndexBatch(position), part.queue.broker_name
-        while batch.after.next_offset < part.end and batch.record_count < _BATCH:
-            offset = batch.after.next_offset
+        most = min(_BATCH, self._context.settings.pending_read_rate)  # the rate is kept between batches
+        while batch.after.next_offset < part.end and batch.record_count < most:
+            offset, count = batch.after.next_offset, min(_PAGE, most - batch.record_count)
             try:
-                result = self._queries.pull(part.queue, offset, _PAGE, broker_id=self._replica(broker_name))
+                result = self._queries.pull(part.queue, offset, count, broker_id=self._replica(broker_name))
             except OffsetOutOfRangeError as exc:  # retention has deleted a file
                 following = exc.next_offset
             else:
