@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mqtemplate.brokers import EmbeddedBroker
-from mqtemplate.clock import SystemClock
+from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
+from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.console import Access, AuditLog, Dashboard, OpenSource
 from mqtemplate.console.delayed import ClusterDelays
+from mqtemplate.delay.settings import TopicShape
 from mqtemplate.message import Property
 from mqtemplate.operations import BrokerAccess, PendingAction, PendingChange
 from mqtemplate.operations.delayed import change_limits
@@ -100,6 +101,26 @@ def test_a_late_broker_is_a_problem_with_its_cause(behind_ms: int, severity: Sev
     assert problem.text == (
         f"broker broker-a: its timer wheel is {behind_ms // 1_000} s behind; it delivers 7 per second"
     )
+
+
+def test_pages_of_topics_have_the_shapes_of_their_releases(tmp_path: Path) -> None:
+    settings = EmbeddedSettings(topic_shapes={"mails": TopicShape(fair_by="tenant", max_rate=500)})
+    clock = VirtualClock()
+    with EmbeddedBroker(None, settings, clock) as broker:
+        access, log = Access(TOKEN, clock=clock), AuditLog(None, clock)
+        pages = Dashboard(OpenSource(BrokerAccess(broker), "embedded"), access=access, audit=log, clock=clock)
+        shop = Shop(None, broker, pages, tmp_path)  # type: ignore[arg-type]
+        shop.get("/sign-in", token=TOKEN)
+        broker.create_topic("orders", 1)
+        without = shop.page("/topics").text
+        broker.create_topic("mails", 1)
+        pages = Dashboard(OpenSource(BrokerAccess(broker), "embedded"), access=access, audit=log, clock=clock)
+        shop.dashboard = pages
+        listed, shown = shop.page("/topics").text, shop.page("/topics?name=mails").text
+
+    assert "Releases" not in without
+    assert "max-rate 500/s, fair-by tenant" in listed
+    assert "Releases of delayed messages max-rate 500/s, fair-by tenant" in shown
 
 
 # --- metrics --------------------------------------------------------------------------------------
