@@ -343,6 +343,17 @@ def test_the_state_of_a_broker_says_which_timers_and_levels_are_late_and_why(clu
     assert "delay levels are late: 1 by" in levels
 
 
+def test_a_level_that_a_broker_does_not_report_counts_by_its_queue(cluster: SystemTopics) -> None:
+    """RocketMQ 4.9 reports a level from its first delivery on."""
+    cluster.store(SCHEDULE_TOPIC, 1, **{Property.UNIQ_KEY: "L"})
+    cluster.script(RequestCode.GET_BROKER_RUNTIME_INFO, lambda request: request.response(body=b'{"table":{}}'))
+    with remote(cluster) as broker:
+        assert broker.delay_console is not None
+        [state] = broker.delay_console.brokers()
+
+    assert [(each.level, each.pending, each.late_ms) for each in state.levels] == [(2, 1, 0)]
+
+
 def test_a_broker_that_refuses_its_state_is_shown_with_the_reason(cluster: SystemTopics) -> None:
     cluster.refuse(RequestCode.GET_BROKER_RUNTIME_INFO, ResponseCode.NO_PERMISSION, "no right")
     with remote(cluster) as broker:
