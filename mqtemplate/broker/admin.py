@@ -78,12 +78,14 @@ class TopicInfo:
         kind: Use of the topic.
         queues: The readable queues of all brokers.
         groups: Groups that have committed an offset in the topic or subscribe to it.
+        shape: Shape of the releases of its delayed messages, for a reader; None without one.
     """
 
     name: str
     kind: TopicKind
     queues: tuple[QueueSpan, ...]
     groups: tuple[str, ...] = ()
+    shape: str | None = None
 
     @property
     def message_count(self) -> int:
@@ -325,6 +327,10 @@ class BrokerAdmin(ABC):
     def delay_levels_ms(self) -> Sequence[int] | None:
         """Return the delay of each level that the broker uses now, level 1 first; None if it does not say."""
 
+    def topic_shapes(self) -> Mapping[str, str]:
+        """Return the shapes of the releases of delayed messages, for a reader, by topic; empty if it does not say."""
+        return {}
+
     def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included, sorted."""
         return list(self.topic_kinds())
@@ -352,14 +358,15 @@ class BrokerAdmin(ABC):
             UnknownNameError: There is no such topic.
         """
         spans = tuple(self.queue_spans(name))
-        return TopicInfo(name, self.topic_kinds()[name], spans, tuple(self.groups_of(name)))
+        shape = self.topic_shapes().get(name)
+        return TopicInfo(name, self.topic_kinds()[name], spans, tuple(self.groups_of(name)), shape)
 
     def topics(self) -> list[TopicInfo]:
         """Return all topics, sorted by name, without their groups."""
-        found = []
+        found, shapes = [], self.topic_shapes()
         for name, kind in self.topic_kinds().items():
             try:
-                found.append(TopicInfo(name, kind, tuple(self.queue_spans(name))))
+                found.append(TopicInfo(name, kind, tuple(self.queue_spans(name)), shape=shapes.get(name)))
             except UnknownNameError:  # it was deleted meanwhile
                 continue
         return found

@@ -65,6 +65,7 @@ class Access:
         reads_need_token: Reading needs a session. False if something else protects the pages, such as a proxy.
         allowed_hosts: Names or addresses without port, beside the names of loopback.
         accounts: The accounts that may sign in beside the token; they may change. None: only the token.
+        metrics_token: Token with which Prometheus reads the metrics; None refuses it.
 
     Raises:
         ConfigurationError: The token can be guessed.
@@ -78,6 +79,7 @@ class Access:
         reads_need_token: bool = True,
         allowed_hosts: Sequence[str] = (),
         accounts: AccessControl | None = None,
+        metrics_token: str | None = None,
         clock: Clock = SystemClock(),
     ) -> None:
         self.token = secrets.token_urlsafe(32) if token is None else checked_token(token, "the token of the dashboard")
@@ -87,6 +89,9 @@ class Access:
         self.accounts = accounts
         self._check = TokenCheck(self.token, clock)
         self._secrets = SecretCheck(clock)
+        self._metrics_check = None
+        if metrics_token is not None:
+            self._metrics_check = TokenCheck(checked_token(metrics_token, "the token of the metrics"), clock)
         self._clock = clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._lock = threading.Lock()
@@ -200,6 +205,30 @@ class Access:
     def _is_valid(self, account: Account) -> bool:
         now = self._account(account.access_key)
         return now is not None and hmac.compare_digest(now.secret_key.encode(), account.secret_key.encode())
+
+    # --- metrics -------------------------------------------------------------------------------
+
+    def refusal_of_metrics(self, request: HttpRequest) -> tuple[int, str] | None:
+        """Return status and reason if a request may not read the metrics; None if it may.
+
+        It has the token of the metrics, or is of a user who has signed in with all rights.
+        """
+        session = self.session_of(request)
+        if session is not None and self.role_of(session) is AccountRole.ADMIN:
+            return None
+        if self._metrics_check is None:
+            return 403, (
+                "the metrics are off; start the dashboard with --metrics-token-file FILE, or set "
+                "mqtemplate.management.token, and let Prometheus send the token as authorization credentials"
+            )
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and given.strip():
+            answer = self._metrics_check.check(given.strip(), request.remote)
+            if answer is TokenAnswer.RIGHT:
+                return None
+            if answer is TokenAnswer.TOO_MANY:
+                return 429, "the token is wrong, as many before it; the right one works"
+        return 401, "the metrics need the header 'Authorization: Bearer TOKEN' with the token of --metrics-token-file"
 
     # --- changes -------------------------------------------------------------------------------
 

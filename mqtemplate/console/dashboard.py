@@ -7,6 +7,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.console import application, dead_letters, delayed, messages, overview, topics
 from mqtemplate.console.access import Access
-from mqtemplate.console.actuator import Actuator
+from mqtemplate.console.actuator import Actuator, prometheus_response
 from mqtemplate.console.cache import BackgroundCache, Rates
 from mqtemplate.console.client import AccountActuator, LocalActuator
 from mqtemplate.console.fleet import Fleet, Place
@@ -35,6 +36,7 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.event_log import get_logger
+from mqtemplate.extras import install_command
 from mqtemplate.http.bridges import AsgiApp, WsgiApp, asgi_application, wsgi_application
 from mqtemplate.http.exchange import HttpRequest, HttpResponse
 from mqtemplate.http.tokens import TokenAnswer
@@ -81,6 +83,7 @@ _CHANGES_OF_ADMINS = frozenset(
     }
 )
 _SHOWN = 100
+_MOST_TOPICS = 20
 _PREPARE_S = 2.0
 """Time that a server waits at its start: reading a broker beside the first pages would make them slow."""
 _OF = ("listener", "group", "topic", "name", "filter", "schedule", "undo_of")
@@ -231,6 +234,7 @@ class Dashboard:
             places=places,
         )
         self._routes = {**_ROUTES, ("GET", "/"): home}
+        self._cluster_delays = delayed.ClusterDelays()
 
     def prepare(self, wait_s: float = 0.0) -> None:
         """Compile the pages, and read what takes long: the first page comes as fast as later ones.
@@ -268,6 +272,8 @@ class Dashboard:
 
     def _respond(self, call: Call, path: str) -> HttpResponse:
         method = "GET" if call.request.method == "HEAD" else call.request.method
+        if (method, path) == ("GET", "/metrics"):
+            return self._metrics(call)
         if path == "/sign-in" or (method == "GET" and call.text("token")):
             return self._sign_in(call, method, path)
         if not self._site.access.may_read(call.request):
@@ -290,6 +296,30 @@ class Dashboard:
             named = call.field if method == "POST" else call.text
             rights.check_names(named("topic"), named("group"))
         return page(self.site_of(call), call)
+
+    def _metrics(self, call: Call) -> HttpResponse:
+        """Return the metrics of the delay services of a RocketMQ cluster, for Prometheus.
+
+        Each ``topic`` of the address names one whose late deliveries are measured.
+        """
+        if (refusal := self._site.access.refusal_of_metrics(call.request)) is not None:
+            return _plain(*refusal)
+        topics = {value for name, value in call.request.query if name == "topic" and value}
+        if len(topics) > _MOST_TOPICS:
+            return _plain(400, f"at most {_MOST_TOPICS} topics have their late deliveries measured, got {len(topics)}")
+        if self._source is None:
+            return _plain(404, "these pages show no broker of their own; with several each has /at/NAME/metrics")
+        if find_spec("prometheus_client") is None:
+            return _plain(501, f"the metrics need prometheus-client: {install_command('prometheus')}")
+        try:
+            with self._site.reading() as access:
+                console = access.broker.delay_console
+                if console is None:
+                    return _plain(501, "this broker is none of RocketMQ: its process has /actuator/prometheus")
+                self._cluster_delays.update(access.broker, console, topics)
+        except MQTemplateError as exc:
+            return _plain(404 if isinstance(exc, UnknownNameError) else 503, str(exc))
+        return prometheus_response(self._cluster_delays.metrics)
 
     def _rights_of(self, call: Call) -> AccountRights | None:
         """Return the rights of the account that has signed in; None for the token, and without a sign-in."""
@@ -369,6 +399,10 @@ def _refused_host(request: HttpRequest) -> HttpResponse:
         f"host {host!r} is not allowed; name it with --allowed-host, or mqtemplate.management.dashboard.allowed-hosts"
     )
     return HttpResponse(421, f"{text}\n".encode())
+
+
+def _plain(status: int, text: str) -> HttpResponse:
+    return HttpResponse(status, f"{text}\n".encode(), headers=(_NO_STORE,))
 
 
 def _static(name: str) -> HttpResponse:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import Broker, Capability, DelayConsole
 from mqtemplate.console.histogram import (
     DAY_MS,
     HOUR_MS,
@@ -26,6 +27,9 @@ from mqtemplate.console.rendering import render
 from mqtemplate.console.site import HTML, Call, Routes, Site
 from mqtemplate.errors import MessageError, MQTemplateError
 from mqtemplate.http.exchange import HttpResponse
+from mqtemplate.message import MessageQueue
+from mqtemplate.metrics import MetricKind, Metrics, MetricSample
+from mqtemplate.observability.collectors import PendingByHorizon
 from mqtemplate.operations.access import BrokerAccess
 from mqtemplate.operations.bulk import parse_property, parse_rate, parse_span
 from mqtemplate.operations.changes import Change
@@ -37,8 +41,8 @@ from mqtemplate.operations.delayed import (
     PendingMessagesChange,
     change_limits,
 )
-from mqtemplate.operations.why_late import delivery_lateness
-from mqtemplate.pending import ON_TIME_MS, IndexState, PendingMessage, PendingQuery
+from mqtemplate.operations.why_late import delivered_due_ms, delivery_lateness
+from mqtemplate.pending import ON_TIME_MS, BrokerDelays, IndexState, PendingMessage, PendingQuery
 
 _PAGE = 50
 _FIRST_PAINT_S = 0.02
@@ -258,6 +262,102 @@ def status(site: Site, call: Call) -> HttpResponse:
             lateness=None if topic is None else delivery_lateness(access, topic),
             on_time_ms=ON_TIME_MS,
         )
+
+
+_MOST_COMPARED = 500
+"""Newest messages of a queue whose lateness one read measures at most."""
+_READ_INTERVAL_MS = 10_000
+_LEVELS, _TIMERS = "delay.schedule", "delay.timer"
+
+
+class ClusterDelays:
+    """Metrics of the delay services of a RocketMQ cluster, whose brokers do not export them by these names.
+
+    - The names are those of our own broker. Each series has the label ``broker``.
+    - The brokers are read by `update`, at most once in ten seconds.
+    - The lateness of a topic is that of the messages that were delivered since its first read. If there are more than
+      500 in a queue since the last read, the newest 500 count.
+
+    Attributes:
+        metrics: The values of the last `update`.
+    """
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.metrics.add_collector(lambda: self._read)
+        self._pending: PendingByHorizon | None = None
+        self._lock = threading.Lock()
+        self._read: list[MetricSample] = []
+        self._next_ms = 0
+        self._positions: dict[MessageQueue, int] = {}  # queues whose deliveries are compared -> first offset to read
+
+    def update(self, broker: Broker, console: DelayConsole, topics: Collection[str]) -> None:
+        """Read the brokers, unless they were read a moment ago.
+
+        Args:
+            topics: Topics whose late deliveries are measured.
+
+        Raises:
+            MQTemplateError: The cluster does not answer, or a topic is missing, or may not be read.
+        """
+        with self._lock:
+            if broker.clock.steady_ms() < self._next_ms and not self._new_topics(topics):
+                return
+            samples = [MetricSample("clock.now_ms", MetricKind.GAUGE, broker.clock.now_ms(), {})]
+            for each in console.brokers():
+                samples += _delay_samples(each)
+            state = console.index_state()
+            if state is not None and state.is_complete:  # before that a count takes as long as the first read
+                self._pending = self._pending or PendingByHorizon(broker, _READ_INTERVAL_MS)
+                samples += self._pending.samples()
+            for topic in topics:
+                self._compare(broker, topic)
+            self._read, self._next_ms = samples, broker.clock.steady_ms() + _READ_INTERVAL_MS
+
+    def _new_topics(self, topics: Collection[str]) -> set[str]:
+        return set(topics) - {queue.topic for queue in self._positions}
+
+    def _compare(self, broker: Broker, topic: str) -> None:
+        """Measure the lateness of what was delivered to a topic since the last call; nothing in the first one."""
+        admin = broker.admin()
+        levels_ms = admin.delay_levels_ms() or broker.delay_levels_ms
+        for span in admin.queue_spans(topic):
+            known = self._positions.get(span.queue, span.max_offset)
+            if known > span.max_offset:  # the topic was created again
+                known = 0
+            offset = max(known, span.min_offset, span.max_offset - _MOST_COMPARED)
+            histogram = self.metrics.histogram("delay.lag_ms", topic=topic, broker=span.queue.broker_name)
+            while offset < span.max_offset:
+                result = broker.reader.pull(span.queue, offset)
+                for each in result.messages:
+                    due_ms = delivered_due_ms(each, levels_ms)
+                    if due_ms is not None:
+                        histogram.observe(each.store_timestamp - due_ms)
+                if result.next_begin_offset <= offset:
+                    break
+                offset = result.next_begin_offset
+            self._positions[span.queue] = max(offset, span.max_offset)
+
+
+def _delay_samples(state: BrokerDelays) -> Iterator[MetricSample]:
+    """Yield what a broker reports about its delay services."""
+
+    def gauge(name: str, value: float, **labels: str) -> MetricSample:
+        return MetricSample(name, MetricKind.GAUGE, value, {"broker": state.broker, **labels})
+
+    yield gauge("delay.readable", int(state.problem is None))
+    if state.problem is not None:
+        return
+    if state.has_timers:
+        yield gauge("delay.dequeue_lag_ms", state.timer_behind_ms, service=_TIMERS)
+        yield gauge("delay.enqueue_lag", state.timer_unread, service=_TIMERS)
+        yield gauge("delay.waiting.timer", state.timer_pending)
+    yield gauge("delay.dequeue_lag_ms", max((each.late_ms or 0 for each in state.levels), default=0), service=_LEVELS)
+    yield gauge("delay.waiting.level", sum(each.pending for each in state.levels))
+    for each in state.levels:
+        yield gauge("delay.pending_levels", each.pending, level=str(each.level))
+        if each.late_ms is not None:
+            yield gauge("delay.level_lag_ms", each.late_ms, level=str(each.level))
 
 
 # --- changes ------------------------------------------------------------------------------------

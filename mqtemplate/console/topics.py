@@ -42,6 +42,7 @@ def topics(site: Site, call: Call) -> HttpResponse:
         kind=kind,
         kinds=[each.value for each in TopicKind],
         rates=site.rates.stored(),
+        has_shapes=any(each.shape for each in shown),
         is_known=state is not None,
         age_s=0 if state is None else state.age_s,
     )

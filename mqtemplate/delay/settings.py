@@ -214,6 +214,7 @@ HEAD_START_MS = 1_000
 """Lead of one step of priority."""
 
 _DAY = timedelta(days=1)
+_MILLISECOND = timedelta(milliseconds=1)
 _MAX_NAME_LENGTH = 255
 
 
@@ -259,6 +260,19 @@ class TopicShape:
     def fair_property(self) -> bytes:
         """Name of the property whose values are the keys; empty without one."""
         return SHARDING_KEY if self.fair_by == FAIR_BY_HASH_KEY else (self.fair_by or "").encode()
+
+    def describe(self) -> str:
+        """Return the shape for a reader, with the names of the settings: ``max-rate 500/s, fair-by tenant``."""
+        parts = [
+            ("max-rate", None if self.max_rate is None else f"{self.max_rate:g}/s"),
+            ("fair-by", self.fair_by),
+            ("max-rate-per-key", None if self.max_rate_per_key is None else f"{self.max_rate_per_key:g}/s"),
+            ("message-priority", "on" if self.message_priority else None),
+            ("jitter", format_ms(self.jitter // _MILLISECOND) if self.jitter else None),
+            ("spread", format_ms(self.spread // _MILLISECOND) if self.spread else None),
+            ("priority", str(self.priority) if self.priority else None),
+        ]
+        return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
 
     def check(self, topic: str) -> None:
         """Check what belongs together.

@@ -41,6 +41,10 @@ class HandOverAdmin(BrokerAdmin):
     def delay_levels_ms(self) -> Sequence[int] | None:
         return self._new.delay_levels_ms() or None
 
+    def topic_shapes(self) -> Mapping[str, str]:
+        """Return the shapes of the new broker, and the old one's for what has none there."""
+        return {**self._old.topic_shapes(), **self._new.topic_shapes()}
+
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         nothing: list[QueueSpan] = []
         old = _if_known(lambda: self._old.queue_spans(topic), nothing)

@@ -144,6 +144,8 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("delay.held", "{message}", "Messages that the shapes of their topics hold in memory"),
     _gauge("delay.enqueue_lag", "{message}", "Stored messages that the delay service has not read"),
     _gauge("delay.dequeue_lag_ms", "s", "Time by which the next message of the delay service is overdue"),
+    _gauge("delay.level_lag_ms", "s", "On a RocketMQ cluster: time by which the next message of a level is overdue"),
+    _gauge("delay.readable", "1", "On a RocketMQ cluster: 1 while a broker reports the state of its delay services"),
     _histogram("delay.lag_ms", "Time from the deliver time of a message to its release"),
     _histogram("delay.lateness_ms", "The same, by cause"),
     _counter("delay.released", "{message}", "Delayed messages that were released to their topics"),

@@ -272,6 +272,9 @@ class _AccountAdmin(BrokerAdmin):
         found = self._admin.delay_levels_ms()
         return None if found is None else tuple(found)
 
+    def topic_shapes(self) -> Mapping[str, str]:
+        return {topic: each for topic, each in self._admin.topic_shapes().items() if self._rights.may_list(topic)}
+
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         if topic != MARKS_TOPIC:  # of its messages only the visible ones are read
             self._rights.check(topic_need(topic, _EITHER))

@@ -380,8 +380,8 @@ class DeliveryLateness:
 def delivery_lateness(access: BrokerAccess, topic: str) -> DeliveryLateness:
     """Return the lateness of delayed messages among the newest ones of each queue of a topic.
 
-    RocketMQ keeps the due time of a timer in the delivered message. The due time of a level is the time at which the
-    producer created the message plus the delay of the level.
+    A delivered timer has its due time: the millisecond if the producer or our broker has set it, else RocketMQ's slot.
+    The due time of a level is the time at which the producer created the message plus the delay of the level.
     """
     reader, found = access.broker.reader, list[tuple[int, int]]()
     levels_ms = access.admin.delay_levels_ms() or access.broker.delay_levels_ms
@@ -392,7 +392,7 @@ def delivery_lateness(access: BrokerAccess, topic: str) -> DeliveryLateness:
             found += [
                 (each.store_timestamp, max(0, each.store_timestamp - due_ms))
                 for each in result.messages
-                if (due_ms := _due_ms(each, levels_ms)) is not None
+                if (due_ms := delivered_due_ms(each, levels_ms)) is not None
             ]
             if result.next_begin_offset <= offset:
                 break
@@ -412,9 +412,13 @@ def delivery_lateness(access: BrokerAccess, topic: str) -> DeliveryLateness:
     )
 
 
-def _due_ms(message: MessageExt, levels_ms: Sequence[int]) -> int | None:
-    """Return when a delivered message was due; None if it was not delayed."""
-    timer_ms = parse_number(message.properties.get(Property.TIMER_OUT_MS))
+def delivered_due_ms(message: MessageExt, levels_ms: Sequence[int]) -> int | None:
+    """Return when a delivered message was due; None if it was not delayed.
+
+    Args:
+        levels_ms: The delay of each level, the first one first; empty if they are unknown.
+    """
+    timer_ms = message.deliver_timestamp or parse_number(message.properties.get(Property.TIMER_OUT_MS))
     if timer_ms is not None:
         return timer_ms
     level = parse_number(message.properties.get(Property.DELAY)) or 0

@@ -21,6 +21,8 @@ import pytest
 
 from mqtemplate import MQApplication, message_listener
 from mqtemplate.console import Actuator, ManagementServer
+from mqtemplate.remoting.protocol import RequestCode
+from tests.brokers.remote.system_topics import SystemTopics
 from tests.cli.running import CommandLine, place, prepare
 from tests.programs import end_group, finish
 from tests.server.process import BrokerProcess
@@ -105,6 +107,25 @@ def test_a_directory_and_a_server_are_shown_and_not_changed(tmp_path: Path, kind
     assert "billing" in groups
     assert "shop.CardRefusedError" in letters
     assert refused[0] == 403
+
+
+def test_prometheus_reads_the_metrics_of_a_rocketmq_cluster_with_the_token_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    state = b'{"table":{"timerReadBehind":"75"}}'
+    with SystemTopics() as cluster:
+        cluster.script(RequestCode.GET_BROKER_RUNTIME_INFO, lambda request: request.response(body=state))
+        arguments = ("--name-server", cluster.address, "--config", str(tmp_path / "config"))
+        with dashboard(*arguments, "--metrics-token-file", str(tmp_path / "token")) as link:
+            request = urllib.request.Request(f"{base_of(link)}metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                text = answer.read().decode()
+            without = Client().get(f"{base_of(link)}metrics")
+
+    assert (
+        'mqtemplate_delay_dequeue_lag_seconds{mqtemplate_broker="broker-a",mqtemplate_service="delay.timer"} 75' in text
+    )
+    assert without[0] == 401
 
 
 def test_a_message_is_cancelled_through_the_printed_link(tmp_path: Path) -> None:

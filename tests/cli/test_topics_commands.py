@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +95,26 @@ def test_a_topic_that_does_not_exist_is_not_deleted(run: CommandLine) -> None:
     result = run("topics", "delete", "order", "--yes")
 
     assert (result.code, result.errors) == (3, "error: topic 'order' does not exist; did you mean 'orders'?\n")
+
+
+def test_shapes_of_releases_are_listed_with_their_topics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = {"reminders": {"fair-by": "tenant", "max-rate": 500, "max-rate-per-key": 20}}
+    (tmp_path / "application.yml").write_text(json.dumps({"mqtemplate": {"broker": {"topic-shapes": shapes}}}))
+    with place("folder", tmp_path, prepare) as name_server:
+        run = CommandLine(name_server, tmp_path, capsys)
+        listed, shown, found = run.ok("topics").output, run.ok("topics", "reminders").output, run.json("topics")
+
+    shape = "max-rate 500/s, fair-by tenant, max-rate-per-key 20/s"
+    assert "RELEASES" in listed.splitlines()[0]
+    assert shape in listed
+    assert f"releases of delayed messages: {shape}" in shown
+    assert [(each["name"], each["shape"]) for each in found] == [("orders", None), ("reminders", shape)]
+
+
+def test_topics_without_shapes_have_no_column_for_them(run: CommandLine) -> None:
+    assert "RELEASES" not in run.ok("topics").output
 
 
 def test_a_topic_with_the_name_of_a_command_is_shown_by_ls(run: CommandLine) -> None:

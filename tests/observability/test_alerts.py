@@ -63,6 +63,9 @@ AT_APPLICATION = {"instance": "a"}
 OF_GROUP = {"messaging_consumer_group_name": "billing"}
 OF_TOPIC = {**OF_GROUP, "messaging_destination_name": "orders"}
 OF_LISTENER = {"mqtemplate_listener": "bill"}
+OF_CONSOLE = 'job="rocketmq",instance="c",mqtemplate_broker="broker-a"'
+AT_CONSOLE = {"instance": "c", "mqtemplate_broker": "broker-a"}
+TOPIC_LATE = f'mqtemplate_delay_lag_seconds_bucket{{{OF_CONSOLE},messaging_destination_name="orders",le='
 QUIET = None
 
 
@@ -180,6 +183,24 @@ INCIDENTS = [
              {f'mqtemplate_delay_dequeue_lag_seconds{{{BROKER},mqtemplate_service="delay.timer"}}':
               f"{flat(0, 10)} {flat(40, 5)} {flat(0, 5)}"},
              {11: QUIET, 12: {**AT_BROKER, "mqtemplate_service": "delay.timer"}, 15: QUIET}),
+    Incident("a level of a RocketMQ broker falls behind, not its timers", "MqtemplateDelayServiceBehind",
+             {f'mqtemplate_delay_dequeue_lag_seconds{{{OF_CONSOLE},mqtemplate_service="delay.schedule"}}':
+              f"{flat(0, 10)} {flat(40, 5)} {flat(0, 5)}",
+              f'mqtemplate_delay_dequeue_lag_seconds{{{OF_CONSOLE},mqtemplate_service="delay.timer"}}': flat(1, 20)},
+             {11: QUIET, 12: {**AT_CONSOLE, "mqtemplate_service": "delay.schedule"}, 15: QUIET}),
+    Incident("a RocketMQ broker is down for ten minutes", "MqtemplateDelaysUnreadable",
+             {f"mqtemplate_delay_readable_ratio{{{OF_CONSOLE}}}": f"{flat(1, 10)} {flat(0, 10)} {flat(1, 5)}"},
+             {14: QUIET, 15: AT_CONSOLE, 20: QUIET}),
+    Incident("a RocketMQ broker is restarted", "MqtemplateDelaysUnreadable",
+             {f"mqtemplate_delay_readable_ratio{{{OF_CONSOLE}}}": f"{flat(1, 10)} {flat(0, 3)} {flat(1, 10)}"},
+             {12: QUIET, 16: QUIET}),
+    Incident("deliveries of a RocketMQ topic are two minutes late", "MqtemplateTopicDeliveriesLate",
+             {f'{TOPIC_LATE}"16.383"}}': f"0+10x9 {flat(90, 20)} 90+10x20", f'{TOPIC_LATE}"262.143"}}': "0+10x50",
+              f'{TOPIC_LATE}"+Inf"}}': "0+10x50"},
+             {9: QUIET, 18: {"messaging_destination_name": "orders"}, 45: QUIET}),
+    Incident("our own broker is late, which has no topics there", "MqtemplateTopicDeliveriesLate",
+             {f'mqtemplate_delay_lag_seconds_bucket{{{BROKER},le="16.383"}}': flat(0, 30),
+              f'mqtemplate_delay_lag_seconds_bucket{{{BROKER},le="+Inf"}}': "0+10x30"}, {25: QUIET}),
     Incident("a delayed message cannot be released", "MqtemplateReleasesPoison",
              {gauge("delay_poison_total"): f"{flat(0, 10)} {flat(1, 30)}"},
              {9: QUIET, 11: {**BROKER_LABELS}, 30: QUIET}),
@@ -335,6 +356,8 @@ def test_series_of_the_incidents_are_those_that_the_programs_export() -> None:
             # A lag has these on a cluster, and if its listener reads from another broker.
             is_lag = name in ("mqtemplate_group_lag", "mqtemplate_group_committed")
             optional = {"mqtemplate_broker", "mqtemplate_listener"} if is_lag else set()
+            if name.startswith("mqtemplate_delay_"):  # on a cluster
+                optional = {"mqtemplate_broker", "messaging_destination_name"}
             assert given - exported[name] - TARGET_LABELS == set(), f"not exported: {series}"
             assert exported[name] - given - optional == set(), f"missing: {series}"
 

@@ -22,6 +22,7 @@ LABELS = {
     "error_type",
     "messaging_consumer_group_name",
     "messaging_destination_name",
+    "mqtemplate_broker",
     "mqtemplate_cause",
     "mqtemplate_horizon",
     "mqtemplate_level",

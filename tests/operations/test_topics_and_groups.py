@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+from mqtemplate.delay.settings import TopicShape
 from mqtemplate.errors import MessageError, StoreLockedError, UnknownNameError, UnsupportedError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations import (
@@ -39,6 +41,35 @@ def test_topics_have_their_messages_and_their_kind(access: BrokerAccess) -> None
     assert topics["%DLQ%billing"].kind is TopicKind.DEAD_LETTER
     assert topics["%RETRY%billing"].kind is TopicKind.RETRY
     assert topics["SCHEDULE_TOPIC_XXXX"].kind is TopicKind.SYSTEM
+
+
+def test_topics_have_the_shapes_of_their_releases_in_the_names_of_the_settings() -> None:
+    """A client of the server reads them from its configuration; other topics have none."""
+    shapes = {
+        "mails": TopicShape(fair_by="tenant", max_rate=500, max_rate_per_key=2.5, message_priority=True),
+        "polls": TopicShape(jitter=timedelta(seconds=30), spread=timedelta(minutes=10), priority=9),
+    }
+    address = free_address()
+    engine = EmbeddedBroker(None, EmbeddedSettings(listen_host=address, topic_shapes=shapes))
+    with (
+        LocalCluster(engine, BrokerServerSettings(listen=address)),
+        RemoteBroker(RemoteSettings(name_servers=(str(address),))) as client,
+    ):
+        for name in ("mails", "polls", "orders"):
+            engine.create_topic(name, 1)
+        found = [
+            {each.name: each.shape for each in admin.topics() if each.kind is TopicKind.NORMAL}
+            for admin in (engine.admin(), client.admin())
+        ]
+        one = client.admin().topic("mails").shape
+
+    assert found[0] == found[1]
+    assert found[0] == {
+        "mails": "max-rate 500/s, fair-by tenant, max-rate-per-key 2.5/s, message-priority on",
+        "polls": "jitter 30s, spread 10m, priority 9",
+        "orders": None,
+    }
+    assert one == found[0]["mails"]
 
 
 # --- groups -------------------------------------------------------------------------------------

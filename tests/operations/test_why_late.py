@@ -15,7 +15,15 @@ from mqtemplate.operations import BrokerAccess
 from mqtemplate.operations.audit import AuditLog
 from mqtemplate.operations.message_path import message_path
 from mqtemplate.operations.search import messages_named
-from mqtemplate.operations.why_late import ListenerReport, RateOf, measured_rate, unknown_rate, why_late
+from mqtemplate.operations.why_late import (
+    DeliveryLateness,
+    ListenerReport,
+    RateOf,
+    delivery_lateness,
+    measured_rate,
+    unknown_rate,
+    why_late,
+)
 from mqtemplate.testing import Harness
 from tests.operations.test_message_path import consumer_of
 
@@ -200,3 +208,54 @@ def test_a_name_that_no_message_has_is_an_error(broker: EmbeddedBroker) -> None:
         "no message with the id, handle or key 'nobody' is in any topic, or pending; retention deleted it, or the "
         "name is another one"
     )
+
+
+# --- late deliveries ------------------------------------------------------------------------------
+
+
+def test_late_deliveries_of_a_topic_are_those_after_their_due_times(
+    broker: EmbeddedBroker, clock: VirtualClock
+) -> None:
+    """Four timers and a level; the broker is suspended for 20 seconds, in which three of them are due."""
+    start_ms = clock.now_ms()
+    for delay_ms in (1_000, 2_000, 5_000, 15_000):
+        send(broker, "timer", **{Property.TIMER_DELAY_MS: str(delay_ms)})
+    send(broker, "level", **{Property.DELAY: "3"})  # 10 seconds
+    send(broker, "not delayed")
+    harness = Harness(broker)
+    harness.advance("3s")
+    clock.move_ms(20_000)
+    harness.advance("1s")
+
+    found = delivery_lateness(BrokerAccess(broker), "orders")
+
+    first_ms, last_ms = start_ms + 1_000, start_ms + 23_000
+    assert (found.count, found.late, found.first_ms, found.last_ms) == (5, 3, first_ms, last_ms)
+    assert (found.median_ms, found.p99_ms, found.max_ms) == (8_000, 18_000, 18_000)
+
+
+def test_a_topic_without_delayed_messages_has_no_lateness(broker: EmbeddedBroker) -> None:
+    send(broker, "not delayed")
+
+    assert delivery_lateness(BrokerAccess(broker), "orders") == DeliveryLateness()
+
+
+def test_late_deliveries_are_looked_for_among_the_newest_messages(broker: EmbeddedBroker, clock: VirtualClock) -> None:
+    """A broker that was late once must not be reported forever."""
+    harness = Harness(broker)
+    send(broker, "late", **{Property.TIMER_DELAY_MS: "1000"})
+    clock.move_ms(60_000)
+    harness.advance("1s")
+    late = delivery_lateness(BrokerAccess(broker), "orders")
+    for _ in range(500):
+        send(broker, "on time", **{Property.TIMER_DELAY_MS: "1000"})
+    harness.advance("2s")
+    later = delivery_lateness(BrokerAccess(broker), "orders")
+
+    assert (late.count, late.late) == (1, 1)
+    assert (later.count, later.late, later.max_ms) == (500, 0, 0)
+
+
+def test_lateness_of_an_unknown_topic_is_an_error_that_names_it(broker: EmbeddedBroker) -> None:
+    with pytest.raises(UnknownNameError, match="nowhere"):
+        delivery_lateness(BrokerAccess(broker), "nowhere")

@@ -504,6 +504,9 @@ class EmbeddedAdmin(BrokerAdmin):
     def delay_levels_ms(self) -> Sequence[int]:
         return self._engine.levels.delays_ms
 
+    def topic_shapes(self) -> Mapping[str, str]:
+        return {topic: shape.describe() for topic, shape in self._engine.settings.topic_shapes.items()}
+
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         reader = self._engine.queues
         return [

@@ -145,6 +145,17 @@ class RemoteAdmin(BrokerAdmin):
                 continue
         return None
 
+    def topic_shapes(self) -> Mapping[str, str]:
+        """Return the shapes of the first server that has some: those of one cluster have one configuration."""
+        for name in self._context.routes.registered_masters():
+            try:
+                shapes = self._configs.of(name).shapes
+            except BrokerError:  # access control may forbid the request
+                continue
+            if shapes:
+                return {self._names.unwrap(topic): shape for topic, shape in shapes.items()}
+        return {}
+
     def queue_spans(self, topic: str) -> list[QueueSpan]:
         header = TopicNameRequestHeader(topic=self._names.wrap(topic))
         code = RequestCode.GET_TOPIC_STATS_INFO

@@ -178,6 +178,10 @@ def dashboard(
     allowed_host: Annotated[
         list[str], typer.Option(metavar="NAME", help="further name of this machine in addresses; may be repeated")
     ] = [],  # noqa: B006 - typer copies it
+    metrics_token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help=f"for /metrics, which Prometheus reads: {TOKEN_FILE_HELP}"),
+    ] = None,
     audit_log: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="log of changes (default: ~/.local/state/mqtemplate/audit.jsonl)"),
@@ -205,6 +209,7 @@ def dashboard(
             allow_changes=allow_changes,
             allowed_hosts=(*allowed_host, *(() if is_loopback else (host,))),
             accounts=accounts,
+            metrics_token=token_of(call, metrics_token_file),
         )
         audit = dashboard_audit(audit_path, SystemClock())
         pages = closing.enter_context(places.pages(call, access, audit))

@@ -158,7 +158,8 @@ def topics(
             _show_topic(call, access.admin.topic(topic))
             return
         found = [each for each in access.admin.topics() if show_all or each.kind is TopicKind.NORMAL]
-    call.output.table([_topic_record(each) for each in found], _TOPIC_COLUMNS, "no topics")
+    columns = _TOPIC_COLUMNS | ({"RELEASES": "shape"} if any(each.shape for each in found) else {})
+    call.output.table([_topic_record(each) for each in found], columns, "no topics")
 
 
 def _show_topic(call: CommandCall, topic: TopicInfo) -> None:
@@ -170,6 +171,8 @@ def _show_topic(call: CommandCall, topic: TopicInfo) -> None:
         call.output.document(record)
         return
     call.output.line(f"{topic.name}: {topic.message_count} messages, groups: {', '.join(topic.groups) or 'none'}")
+    if topic.shape:
+        call.output.line(f"releases of delayed messages: {topic.shape}")
     call.output.table(record["queues"], _QUEUE_COLUMNS, "no queues")
 
 
@@ -177,7 +180,7 @@ def _topic_record(topic: TopicInfo) -> dict[str, Any]:
     return {
         **record_of(topic, "name", "kind"),
         "queue_count": len(topic.queues),
-        **record_of(topic, "message_count", "last_stored_ms"),
+        **record_of(topic, "message_count", "last_stored_ms", "shape"),
     }
 
 

@@ -14,14 +14,13 @@ from mqtemplate.delay.settings import TimerSettings, slot_of
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerKey, TimerTopicReader
 from mqtemplate.delay.timers.shaping import NEAR_DTYPE, NearTerm, Shaper
-from mqtemplate.delay.timers.timer_log import Magic, TimerUnit, create_units, slots_of
+from mqtemplate.delay.timers.timer_log import Magic, TimerUnit, create_units, have_priority, slots_of
 from mqtemplate.record.codec import StoredRecord
 
 if TYPE_CHECKING:
     from mqtemplate.delay.timers.fairness import FairTimers
 
 _EMPTY = np.empty(0, np.int64)
-_DUE_FIELDS = ("physical_offset", "record_size", "write_time_ms")  # of a unit, for `DueRecord` after its due time
 
 IsReplaced = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -61,7 +60,6 @@ class TimerBacklog:
     ) -> None:
         self._shaper = shaper
         self.held = shaper.held
-        self.fair = shaper.fair
         self.keys_of = reader.keys_of
         self._settings = files.settings
         self._reader = reader
@@ -80,6 +78,11 @@ class TimerBacklog:
         self._dropped = _EMPTY  # positions of released units of open slots that are not marked as done
         self._deleted: dict[int, set[TimerKey]] = {}  # open slot -> messages that RocketMQ's markers name there
         self._parked_markers: set[int] = set()  # physical offsets of parked markers in the near term
+
+    @property
+    def fair(self) -> FairTimers | None:
+        """Timers of open slots whose order is not that of their due times; None without such a topic or priority."""
+        return self._shaper.fair
 
     # --- taking in -----------------------------------------------------------------------------
 
@@ -127,8 +130,8 @@ class TimerBacklog:
         is_open = np.fromiter(map(self.open.__contains__, slots_ms.tolist()), np.bool_, len(slots_ms))
         enters = is_open & (magic & Magic.DONE == 0)
         if enters.any():
-            rows, hashes = self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_))
-            self.near.add_late(self._shaper.keep_unshaped(rows, hashes, now_ms))
+            rows = self._near_rows(positions[enters], units[enters], np.zeros(enters.sum(), np.bool_))
+            self.near.add_late(self._shaper.keep_unshaped(*rows, now_ms))
         if not is_open.all():
             self.next_slot_ms = min(self.next_slot_ms, int(slots_ms[~is_open].min()))
 
@@ -178,13 +181,15 @@ class TimerBacklog:
                 pieces.append(self._near_rows(positions, units, self.is_done(units)))
         self.open[slot_ms] = log_end
         if pieces:
-            rows, hashes = (np.concatenate(column) for column in zip(*pieces, strict=True))
-            self.near.add_slot(self._shaper.keep_unshaped(rows, hashes, now_ms))
+            rows, hashes, priorities = (np.concatenate(column) for column in zip(*pieces, strict=True))
+            self.near.add_slot(self._shaper.keep_unshaped(rows, hashes, priorities, now_ms))
         while self.next_slot_ms in self.open:
             self.next_slot_ms = self.files.wheel.next_live(self.next_slot_ms + self._settings.precision_ms)
 
-    def _near_rows(self, positions: np.ndarray, units: np.ndarray, done: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the messages among units of open slots, as `NEAR_DTYPE`, and the hashes of their topics.
+    def _near_rows(
+        self, positions: np.ndarray, units: np.ndarray, done: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the messages among units of open slots, as `NEAR_DTYPE`; the hashes of their topics; `have_priority`.
 
         Note the markers and the done units.
         """
@@ -201,7 +206,8 @@ class TimerBacklog:
         rows = np.zeros(len(units), NEAR_DTYPE)
         rows["physical_offset"] = units["physical_offset"]
         rows["size"] = units["record_size"]
-        rows["enqueue_ms"] = units["write_time_ms"]
+        prioritized = have_priority(units, self._settings.precision_ms)
+        rows["enqueue_ms"] = units["write_time_ms"] + prioritized
         rows["rolls"] = (units["magic"] & Magic.ROLL) != 0
         slots_ms, times = slots_of(units), self._reader.due_times(units)
         rows["is_poison"] = times == NO_TIME_MS
@@ -209,7 +215,7 @@ class TimerBacklog:
         # A parked message is rolled at the end of its slot.
         rows["due_ms"] = np.where(rows["rolls"], slots_ms + self._settings.precision_ms, times)
         rows["position"] = positions
-        return rows, units["topic_hash"]
+        return rows, units["topic_hash"], prioritized
 
     def is_done(self, units: np.ndarray) -> np.ndarray:
         """Return for each unit whether its message was replaced although the unit is not marked as done."""
@@ -281,7 +287,8 @@ class TimerBacklog:
     def due_records(self, positions: np.ndarray) -> list[DueRecord]:
         """See `TimerSource`."""
         units = self.files.log.gather(positions)
-        columns = (self._reader.due_times(units), *(units[name] for name in _DUE_FIELDS))
+        written_ms = units["write_time_ms"] + have_priority(units, self._settings.precision_ms)
+        columns = (self._reader.due_times(units), units["physical_offset"], units["record_size"], written_ms)
         return [DueRecord(*each) for each in zip(*(column.tolist() for column in columns), strict=True)]
 
     def not_deleted(self, taken: list[DueRecord]) -> list[DueRecord]:

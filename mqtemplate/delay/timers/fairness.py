@@ -181,9 +181,12 @@ class FairQueue:
 
     Args:
         topic: Name of the topic, for causes of late releases.
+        is_ahead: Among other topics a timer has the place of the earliest one that leaves after it; otherwise that of
+            the latest one before it.
     """
 
-    def __init__(self, topic: str, shape: TopicShape, causes: LatenessCauses) -> None:
+    def __init__(self, topic: str, shape: TopicShape, causes: LatenessCauses, *, is_ahead: bool = False) -> None:
+        self._is_ahead = is_ahead
         self._topic = topic
         self.shape = shape
         self._causes = causes
@@ -309,7 +312,11 @@ class FairQueue:
         items = source.due_records(np.array([each.position for each in self._taken], np.int64))
         self._taken_at = {item.physical_offset: index for index, item in enumerate(items)}
         is_limited = self._step_ms or self._key_step_ms
-        order = itertools.accumulate((item.due_ms for item in items), max)
+        times = [item.due_ms for item in items]
+        if self._is_ahead:
+            order = list(itertools.accumulate(reversed(times), min))[::-1]
+        else:
+            order = list(itertools.accumulate(times, max))
         head_start_ms = self.shape.priority * HEAD_START_MS
         return [
             (order_ms - head_start_ms, item, now_ms if is_limited else item.due_ms)
@@ -499,8 +506,13 @@ class FairTimers:
     """
 
     def __init__(self, queues: Mapping[int, FairQueue]) -> None:
-        self.queues = queues
+        self.queues = dict(queues)
         self._all = list(queues.values())
+
+    def add(self, topic_hash: int, queue: FairQueue) -> None:
+        """Add a queue."""
+        self.queues[topic_hash] = queue
+        self._all.append(queue)
 
     def __len__(self) -> int:
         """Return the number of timers."""

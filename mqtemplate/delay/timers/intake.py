@@ -35,7 +35,10 @@ from mqtemplate.topics import TIMER_TOPIC
 _log = get_logger("mqtemplate.delay")
 
 ARRIVAL_DTYPE = np.dtype(
-    [("physical_offset", "i8"), ("size", "i4"), ("deliver_ms", "i8"), ("topic_hash", "i4"), ("magic", "i4")]
+    [
+        *(("physical_offset", "i8"), ("size", "i4"), ("deliver_ms", "i8"), ("topic_hash", "i4"), ("magic", "i4")),
+        ("has_priority", "?"),
+    ]
 )
 """One message of the timer topic.
 
@@ -59,7 +62,7 @@ _OUT_MS, _DELIVER_MS, _DELAY_MS, _DELAY_SEC, _REAL_TOPIC, _DEL_UNIQKEY = (
 )
 
 
-_Row = tuple[int, int, int, int, bytes]  # physical offset, size, deliver_ms, magic, real topic
+_Row = tuple[int, int, int, int, bool, bytes]  # physical offset, size, deliver_ms, magic, has_priority, real topic
 
 
 TimerKey: TypeAlias = tuple[str, str]
@@ -124,10 +127,10 @@ class TimerTopicReader:
         arrivals = np.empty(len(rows), ARRIVAL_DTYPE)
         if not rows:
             return Arrivals(arrivals, ())
-        offsets, sizes, deliver_ms, magic, topics = zip(*rows, strict=True)
+        offsets, sizes, deliver_ms, magic, has_priority, topics = zip(*rows, strict=True)
         hashes = {topic: java_string_hash(topic.decode("utf-8", "replace")) for topic in set(topics)}
         arrivals["physical_offset"], arrivals["size"] = offsets, sizes
-        arrivals["deliver_ms"], arrivals["magic"] = deliver_ms, magic
+        arrivals["deliver_ms"], arrivals["magic"], arrivals["has_priority"] = deliver_ms, magic, has_priority
         arrivals["topic_hash"] = list(map(hashes.__getitem__, topics))
         return Arrivals(arrivals, topics)
 
@@ -182,7 +185,7 @@ class TimerTopicReader:
                 if name and (value := _value(properties, wanted)):
                     keys[at] = value if len(value) <= _MAX_KEPT_BYTES else hashlib.sha256(value).digest()
                 if _PRIORITY in properties:
-                    priorities[at] = min(_number(b"\x02" + properties, b"\x02" + _PRIORITY) or 0, MAX_PRIORITY)
+                    priorities[at] = _priority(b"\x02" + properties)
         return keys, priorities
 
     def _properties(self, data: bytes, at: int, physical_offset: int, size: int) -> bytes:
@@ -277,7 +280,8 @@ class TimerTopicReader:
                 magic |= Magic.DEFAULT if replaced_level is None else Magic.DONE
         at = properties.find(_REAL_TOPIC)
         topic = b"" if at < 0 else properties[at + len(_REAL_TOPIC) : properties.find(b"\x02", at + 1)]
-        return physical_offset, size, NO_TIME_MS if deliver_ms is None else deliver_ms, magic, topic
+        due_ms = NO_TIME_MS if deliver_ms is None else deliver_ms
+        return physical_offset, size, due_ms, magic, _PRIORITY in properties and _priority(properties) > 0, topic
 
     def _deliver_time(self, properties: bytes, store_timestamp: int) -> int | None:
         deliver_ms = _number(properties, _DELIVER_MS)
@@ -306,6 +310,11 @@ def _value(properties: bytes, wanted: bytes) -> bytes:
     at += len(wanted)
     end = properties.find(PROPERTY_SEPARATOR, at)
     return properties[at:end] if end >= 0 else properties[at:]
+
+
+def _priority(properties: bytes) -> int:
+    """Return the priority of a message; 0 without one. *properties* begin with a separator."""
+    return min(_number(properties, PROPERTY_SEPARATOR + _PRIORITY) or 0, MAX_PRIORITY)
 
 
 def _number(properties: bytes, name: bytes) -> int | None:

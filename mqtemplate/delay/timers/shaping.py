@@ -374,6 +374,8 @@ _log = get_logger("mqtemplate.delay")
 MAX_HELD = 1_000_000
 """Held timers from which on no further overdue slot is read: memory stays bounded, and other topics are late."""
 
+_URGENT = 1 << 32
+"""Key of the queue of timers with a priority; hashes of topics have 32 bits."""
 _MILLISECOND = timedelta(milliseconds=1)
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2**64 divided by the golden ratio: multiples are spread evenly
 
@@ -437,7 +439,8 @@ class Shaper:
 
     Attributes:
         held: The held timers of topics that are not fair.
-        fair: Those of topics that are fair by key, or by priority; None without such a topic.
+        fair: Those of topics that are fair by key, or by priority, and those of other topics that have a priority; None
+            without any.
     """
 
     def __init__(self, shapes: Mapping[str, TopicShape], causes: LatenessCauses) -> None:
@@ -450,13 +453,20 @@ class Shaper:
         self._is_reported = False
         self.held = HeldTimers()
 
-    def keep_unshaped(self, rows: np.ndarray, topic_hashes: np.ndarray, now_ms: int) -> np.ndarray:
-        """Hold the timers of topics with a shape, and return the others.
+    def keep_unshaped(
+        self, rows: np.ndarray, topic_hashes: np.ndarray, prioritized: np.ndarray, now_ms: int
+    ) -> np.ndarray:
+        """Hold the timers of topics with a shape, and those with a priority; return the others.
 
         Args:
             rows: Array of `NEAR_DTYPE`.
             topic_hashes: Hash of the real topic of each.
+            prioritized: True for each whose message has a priority above 0.
         """
+        if prioritized.any():
+            is_urgent = prioritized & ~np.isin(topic_hashes, self._hashes) & ~rows["rolls"] & ~rows["is_poison"]
+            self._add_urgent(rows[is_urgent])
+            rows, topic_hashes = rows[~is_urgent], topic_hashes[~is_urgent]
         if not len(self._hashes) or not len(rows):
             return rows
         is_shaped = np.isin(topic_hashes, self._hashes) & ~rows["rolls"] & ~rows["is_poison"]
@@ -470,6 +480,20 @@ class Shaper:
             else:
                 queue.add(shaped, limit.earliest_times(shaped["due_ms"], shaped["physical_offset"]))
         return np.asarray(rows[~is_shaped])
+
+    def _add_urgent(self, rows: np.ndarray) -> None:
+        """Let timers of topics without a shape leave by priority."""
+        if not len(rows):
+            return
+        from mqtemplate.delay.timers.fairness import FairQueue, FairTimers
+
+        if self.fair is None:
+            self.fair = FairTimers({})
+        queue = self.fair.queues.get(_URGENT)
+        if queue is None:
+            queue = FairQueue("", TopicShape(message_priority=True), self._causes, is_ahead=True)
+            self.fair.add(_URGENT, queue)
+        queue.add(rows, rows["due_ms"])
 
     def _hold(self, limit: _Limit, rows: np.ndarray, now_ms: int) -> None:
         release_ms = limit.release_times(rows["due_ms"], rows["physical_offset"], now_ms)

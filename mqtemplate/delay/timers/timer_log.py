@@ -40,7 +40,8 @@ class TimerUnit(NamedTuple):
      0  i4  size             52
      4  i8  previous_pos     timer log offset of the previous unit of the slot, -1 for none
     12  i4  magic            bits: 1 default, 2 roll (parked, to be rolled), 4 delete marker, 8 done
-    16  i8  write_time_ms    the clock when it was written, rounded down to a tick
+    16  i8  write_time_ms    the clock when it was written, rounded down to a tick; a message with a priority has 1 ms
+                             less, and 1 ms more in ``delay_ms``, see `have_priority`
     24  i4  delay_ms         slot time minus ``write_time_ms``
     28  i8  physical_offset  the record in the timer topic
     36  i4  record_size      bytes of that record; `DONE_RECORD_SIZE` once it is marked as done
@@ -114,6 +115,17 @@ def slots_of(units: np.ndarray) -> np.ndarray:
     return np.asarray(units["write_time_ms"].astype(np.int64) + units["delay_ms"])
 
 
+def have_priority(units: np.ndarray, precision_ms: int) -> np.ndarray:
+    """Return for each unit whether its message has a priority above 0, as far as the unit shows it.
+
+    RocketMQ uses only the sum of write time and delay, and all bits of ``magic`` are taken: it stops its recovery at a
+    unit with a further one (``TimerMessageStore.isMagicOK``). Its own units, and ticks of 1 ms, never show it.
+    """
+    if precision_ms < 2:
+        return np.zeros(len(units), np.bool_)
+    return np.asarray(units["write_time_ms"].astype(np.int64) % precision_ms == precision_ms - 1)
+
+
 def create_units(
     arrivals: np.ndarray, slots_ms: np.ndarray, magic: np.ndarray, write_ms: int, precision_ms: int
 ) -> np.ndarray:
@@ -123,6 +135,8 @@ def create_units(
     # clock was set back. Then the write time is adjusted: only its sum with the delay has a meaning.
     max_delay_ms = ((1 << 31) - 1) // precision_ms * precision_ms
     writes_ms = np.maximum(np.minimum(write_ms, slots_ms), slots_ms - max_delay_ms)
+    if precision_ms > 1:
+        writes_ms -= arrivals["has_priority"]
     units["size"] = TIMER_UNIT_SIZE
     units["magic"] = magic
     units["write_time_ms"] = writes_ms

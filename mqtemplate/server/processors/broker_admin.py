@@ -484,6 +484,7 @@ class BrokerAdminProcessor:
             "timerPrecisionMs": engine.timer_precision_ms,
             "timerMaxDelaySec": engine.timer_max_delay_sec,
             "timerRollWindowSlot": engine.timer_roll_window_slot,
+            "topicShapes": json.dumps({topic: each.describe() for topic, each in engine.topic_shapes.items()}),
             "fileReservedTime": engine.file_reserved_time,
             "deleteWhen": engine.delete_when,
             "diskMaxUsedSpaceRatio": engine.disk_max_used_space_ratio,

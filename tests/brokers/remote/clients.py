@@ -10,6 +10,7 @@ from typing import Any
 from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
+from mqtemplate.clock import Clock
 from mqtemplate.message import HostAddress, Message, MessageExt, MessageQueue
 from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.server import BrokerServerSettings, LocalCluster
@@ -34,10 +35,10 @@ def client(address: object, folder: Path, **settings: Any) -> Iterator[RemoteBro
         yield broker
 
 
-def remote(cluster: ScriptedBroker, **settings: Any) -> RemoteBroker:
+def remote(cluster: ScriptedBroker, *, clock: Clock | None = None, **settings: Any) -> RemoteBroker:
     """Return a client of a scripted broker, which is not started yet. A busy machine does not let its requests fail."""
     patient = {"request_timeout_ms": PATIENCE_S * 1_000, **settings}
-    return RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **patient))
+    return RemoteBroker(RemoteSettings(name_servers=(cluster.address,), **patient), clock)
 
 
 def group_spec(group: str, topic: str, selector: Selector | None = None) -> ConsumerSpec:

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import time
 
-from mqtemplate.message import MessageExt, Property
+from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
+from mqtemplate.remoting.protocol.bodies.route import (
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicOffset,
+    TopicStatsTable,
+)
+from mqtemplate.remoting.protocol.headers.admin import TopicNameRequestHeader
 from mqtemplate.remoting.protocol.headers.group import OffsetResponseHeader, TopicQueueRequestHeader
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader, PullMessageResponseHeader
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -33,6 +40,8 @@ class SystemTopics(ScriptedBroker):
         self.topic(SCHEDULE_TOPIC, queues=18)
         self.script(RequestCode.GET_BROKER_CONFIG, lambda request: request.response(body=CONFIG.encode()))
         self.script(RequestCode.GET_MAX_OFFSET, self._end)
+        self.script(RequestCode.GET_TOPIC_STATS_INFO, self._stats)
+        self.script(RequestCode.GET_ALL_TOPIC_CONFIG, self._topics)
         self.script(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda request: _offset(request, 0))
         self.script(RequestCode.PULL_MESSAGE, self._pull)
 
@@ -55,12 +64,30 @@ class SystemTopics(ScriptedBroker):
         slot_ms = str(SLOT_MS + after_s * 1_000)
         self.store(TIMER_TOPIC, 0, **{Property.UNIQ_KEY: msg_id, Property.TIMER_OUT_MS: slot_ms}, **properties)
 
+    def delivered(self, topic: str, *, late_ms: int | None) -> None:
+        """Store a timer that was delivered so late; None for a message that was not delayed."""
+        stored_ms = SLOT_MS - DAY_MS
+        due = {} if late_ms is None else {Property.TIMER_OUT_MS: str(stored_ms - late_ms)}
+        self.store(topic, 0, stored_ms=stored_ms, **due)
+
     def _records(self, request: RemotingCommand) -> list[MessageExt]:
         header = request.header(TopicQueueRequestHeader)
         return self.queues.get((header.topic, header.queue_id), [])
 
     def _end(self, request: RemotingCommand) -> RemotingCommand:
         return _offset(request, len(self._records(request)))
+
+    def _topics(self, request: RemotingCommand) -> RemotingCommand:
+        table = {name: TopicConfig(topic_name=name) for name in self.routes}
+        return request.response(body=TopicConfigSerializeWrapper(topic_config_table=table).encode())
+
+    def _stats(self, request: RemotingCommand) -> RemotingCommand:
+        topic = request.header(TopicNameRequestHeader).topic
+        if topic not in self.routes:
+            return request.response(ResponseCode.TOPIC_NOT_EXIST, remark="no such topic")
+        queue = MessageQueue(topic, self.name, 0)
+        offsets = TopicOffset(min_offset=0, max_offset=len(self.queues.get((topic, 0), ())))
+        return request.response(body=TopicStatsTable(offset_table={queue: offsets}).encode())
 
     def _pull(self, request: RemotingCommand) -> RemotingCommand:
         header = request.header(PullMessageRequestHeader)

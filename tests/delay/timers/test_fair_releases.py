@@ -162,6 +162,74 @@ def test_a_priority_counts_within_its_tenant_only() -> None:
     assert order == ["a9", "b1", "a9", "b", "a9"]
 
 
+def priorities(broker: EmbeddedBroker) -> list[str]:
+    """Return the priorities of the released messages, in the order of their release."""
+    return [message.properties.get("_SYS_MSG_PRIORITY_", "") for message in released(broker)]
+
+
+def test_without_a_shape_a_higher_priority_goes_first_at_one_deliver_time() -> None:
+    with fair_broker() as (broker, harness):
+        for priority in ("", "3", "0", "7", "x", "7"):
+            send(broker, "", 1, 1_000, **({"_SYS_MSG_PRIORITY_": priority} if priority else {}))
+        send(broker, "", 1, 1_500, _SYS_MSG_PRIORITY_="9")
+        harness.advance("1200ms")
+        first = priorities(broker)
+        harness.advance("1s")
+        everything = released(broker)
+
+    assert first == ["7", "7", "3", "", "0", "x"]
+    assert [lateness_ms(message) for message in everything] == [0] * 7
+
+
+def test_of_overdue_messages_without_a_shape_those_with_a_priority_leave_by_it_and_the_others_by_time() -> None:
+    """A message with a priority never waits for one without that is due later."""
+    clock = VirtualClock()
+    with fair_broker(clock) as (broker, harness):
+        for delay_ms, priority in ((1_000, ""), (2_000, "1"), (3_000, ""), (4_000, "9"), (5_000, "")):
+            send(broker, "", 1, delay_ms, key=str(delay_ms), **({"_SYS_MSG_PRIORITY_": priority} if priority else {}))
+        clock.move_ms(60_000)
+        harness.advance("1s")
+
+        assert [message.properties["key"] for message in released(broker)] == ["1000", "4000", "2000", "3000", "5000"]
+
+
+@pytest.mark.parametrize("precision_ms", [1_000, 2])
+def test_a_priority_without_a_shape_survives_a_restart_and_a_long_delay(tmp_path: Path, precision_ms: int) -> None:
+    """The message is parked on the way, and its delivery has the tick at which it was put on the wheel."""
+    clock = VirtualClock()
+    settings = EmbeddedSettings(timer_precision_ms=precision_ms, timer_roll_window_slot=3_600)
+    with EmbeddedBroker(tmp_path, settings, clock) as broker:
+        for priority in ("1", "", "5"):
+            send(broker, "", 1, 7_200_000, **({"_SYS_MSG_PRIORITY_": priority} if priority else {}))
+        Harness(broker).advance("1s")
+    with EmbeddedBroker(tmp_path, settings, clock) as broker:
+        Harness(broker).advance("2h")
+        found = released(broker)
+        order = priorities(broker)
+
+    assert order == ["5", "1", ""]
+    assert {int(message.properties["TIMER_ENQUEUE_MS"]) % precision_ms for message in found} == {0}
+
+
+def test_messages_with_a_priority_are_cancelled_moved_and_counted_like_others() -> None:
+    with fair_broker() as (broker, harness):
+        sent = [
+            broker.sends.send(Message("mails", b"x", {"TIMER_DELAY_MS": "5000", "_SYS_MSG_PRIORITY_": priority}))
+            for priority in "123"
+        ]
+        harness.advance("4950ms")  # the slot is open
+        cancelled = broker.delayed.cancel(sent[2].handle or "").status
+        moved = broker.delayed.reschedule(sent[1].handle or "", broker.clock.now_ms() + 60_000).status
+        counted = broker.delayed.count_pending(PendingQuery()).total
+        harness.advance("1s")
+        first = priorities(broker)
+        harness.advance("60s")
+
+        assert (cancelled, moved) == (ScheduleChangeStatus.CANCELLED, ScheduleChangeStatus.RESCHEDULED)
+        assert (counted, first, priorities(broker)) == (2, ["1"], ["1", "2"])
+        assert broker.delayed.count_pending(PendingQuery()).total == 0
+
+
 def test_a_restart_while_messages_are_held_loses_and_repeats_none(tmp_path: Path) -> None:
     clock = VirtualClock()
     shape = TopicShape(fair_by="tenant", max_rate=100, jitter=timedelta(milliseconds=500))

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from mqtemplate.brokers.remote.cluster.client import ClientContext
@@ -38,6 +39,7 @@ class DelayConfig(NamedTuple):
         timer_age_ms: Age of the oldest record that can belong to a pending timer. A longer timer is stored again.
         max_delay_ms: The longest delay of a timer; 0 without timers.
         most_in_slot: Timers of one slot from which the broker refuses more; None if it does not report it.
+        shapes: Topic -> shape of its releases, for a reader. Only a server of this library reports them.
     """
 
     levels: DelayLevels
@@ -45,6 +47,7 @@ class DelayConfig(NamedTuple):
     timer_age_ms: int
     max_delay_ms: int = 0
     most_in_slot: int | None = None
+    shapes: Mapping[str, str] = MappingProxyType({})
 
     @classmethod
     def parse(cls, text: str) -> DelayConfig:
@@ -61,7 +64,17 @@ class DelayConfig(NamedTuple):
         roll_ms = _positive_number(values, "timerRollWindowSlot") * slot_ms
         max_delay_ms = _positive_number(values, "timerMaxDelaySec") * 1_000
         most = parse_number(values.get("timerCongestNumEachSlot"))
-        return cls(levels, slot_ms, min(roll_ms, max_delay_ms), max_delay_ms, most)
+        shapes = _shapes(values.get("topicShapes"))
+        return cls(levels, slot_ms, min(roll_ms, max_delay_ms), max_delay_ms, most, shapes)
+
+
+def _shapes(text: str | None) -> Mapping[str, str]:
+    """Parse the shapes of topics; none for any other text."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return {str(topic): str(shape) for topic, shape in found.items()} if isinstance(found, dict) else {}
 
 
 def _positive_number(values: Mapping[str, str], name: str) -> int:

@@ -229,10 +229,11 @@ class IndexReader:
     def _batch(self, part: _SourcePart, position: IndexPosition) -> _IndexBatch:
         """Return what the records of several pulls say; their bodies are dropped after each pull."""
         batch, broker_name = _IndexBatch(position), part.queue.broker_name
-        while batch.after.next_offset < part.end and batch.record_count < _BATCH:
-            offset = batch.after.next_offset
+        most = min(_BATCH, self._context.settings.pending_read_rate)  # the rate is kept between batches
+        while batch.after.next_offset < part.end and batch.record_count < most:
+            offset, count = batch.after.next_offset, min(_PAGE, most - batch.record_count)
             try:
-                result = self._queries.pull(part.queue, offset, _PAGE, broker_id=self._replica(broker_name))
+                result = self._queries.pull(part.queue, offset, count, broker_id=self._replica(broker_name))
             except OffsetOutOfRangeError as exc:  # retention has deleted a file
                 following = exc.next_offset
             else:
@@ -341,11 +342,13 @@ def read_broker_delays(
         return BrokerDelays(broker=broker_name, problem=str(exc))
     config = _config_or_none(configs, broker_name)
     limit = None if config is None else config.most_in_slot
-    offsets = {
-        int(name.removeprefix(_LEVEL_PREFIX)): tuple(map(int, value.split(",")))
-        for name, value in info.items()
-        if re.fullmatch(rf"{_LEVEL_PREFIX}\d+", name) and re.fullmatch(r"\d+,\d+", value)
-    }
+    offsets = dict[int, tuple[int, int]]()
+    for name, value in info.items():
+        if re.fullmatch(rf"{_LEVEL_PREFIX}\d+", name) and (found := re.fullmatch(r"(\d+),(\d+)", value)):
+            offsets[int(name.removeprefix(_LEVEL_PREFIX))] = int(found[1]), int(found[2])
+    for level in range(1, 1 + (0 if config is None else config.levels.max_level)):
+        if level not in offsets:  # RocketMQ 4 leaves a level out until its first delivery
+            offsets[level] = (0, _end_or_0(queries, MessageQueue(SCHEDULE_TOPIC, broker_name, level - 1)))
     return BrokerDelays(
         broker=broker_name,
         has_timers="timerReadBehind" in info and (config is None or config.slot_ms is not None),
@@ -358,8 +361,16 @@ def read_broker_delays(
         levels=tuple(
             _level_state(context, queries, config, MessageQueue(SCHEDULE_TOPIC, broker_name, level - 1), *span)
             for level, span in sorted(offsets.items())
+            if span != (0, 0)
         ),
     )
+
+
+def _end_or_0(queries: Queries, queue: MessageQueue) -> int:
+    try:
+        return queries.max_offset(queue)
+    except BrokerError:  # an account may not read it
+        return 0
 
 
 def _config_or_none(configs: DelayConfigs, broker_name: str) -> DelayConfig | None:

@@ -25,6 +25,11 @@ def test_levels_and_timers_are_read() -> None:
     assert (config.levels.delays_ms, config.slot_ms, config.timer_age_ms) == ((1_000, 2_000), 1_000, 172_800_000)
 
 
+@pytest.mark.parametrize("text", [None, "", "x", "[1]", "{", "[" * 100_000])
+def test_shapes_of_topics_that_are_no_table_are_none(text: str | None) -> None:
+    assert DelayConfig.parse(answer(topicShapes=text)).shapes == {}
+
+
 @pytest.mark.parametrize("name", ["timerPrecisionMs", "timerRollWindowSlot", "timerMaxDelaySec"])
 @pytest.mark.parametrize("value", ["0", "-1", "", "x", "1e3", "9" * 5_000, "\u0663"])
 def test_a_number_that_is_none_is_named(name: str, value: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from mqtemplate.brokers.remote.delayed.index import (
     IndexPosition,
     PendingIndex,
 )
+from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import Property
@@ -278,6 +280,52 @@ def test_the_state_says_how_far_the_first_read_is(cluster: SystemTopics, tmp_pat
     assert (sum(counted), after.read, after.total, after.notes) == (1, 1, 1, ())
 
 
+class PacedClock(VirtualClock):
+    """A clock that only the reader moves, when it waits; the threads of the client take it for a real one."""
+
+    is_virtual = False
+
+    def __init__(self) -> None:
+        super().__init__(time.time_ns() // 1_000_000)
+
+
+def test_no_more_records_a_second_are_read_than_the_rate_allows_over_all_queues(
+    cluster: SystemTopics, tmp_path: Path
+) -> None:
+    for number in range(7):
+        cluster.timer(f"M{number}", number)
+        cluster.store(SCHEDULE_TOPIC, number % 2, **{Property.UNIQ_KEY: f"L{number}"})
+    clock = PacedClock()
+    with console(cluster, tmp_path, pending_read_rate=2, clock=clock) as broker:
+        found, read_at_ms = broker.delay_console, list[tuple[int, int]]()
+        assert found is not None
+        started_ms = clock.steady_ms()
+        found.update_index(lambda count: read_at_ms.append((clock.steady_ms() - started_ms, count)))
+        ended_ms = clock.steady_ms() - started_ms
+
+    assert sum(count for _, count in read_at_ms) == 14
+    assert max(count for _, count in read_at_ms) <= 2
+    assert ended_ms == 7_000
+    for number, (at_ms, _) in enumerate(read_at_ms):
+        assert at_ms == sum(count for _, count in read_at_ms[:number]) * 500
+
+
+def test_an_update_after_the_first_one_does_not_wait_for_records_that_were_read_before(
+    cluster: SystemTopics, tmp_path: Path
+) -> None:
+    for number in range(4):
+        cluster.timer(f"M{number}", number)
+    clock = PacedClock()
+    with console(cluster, tmp_path, pending_read_rate=2, clock=clock) as broker:
+        assert broker.delay_console is not None
+        broker.delay_console.update_index(lambda count: None)
+        clock.move_ms(5_000)
+        before_ms = clock.steady_ms()
+        broker.delay_console.update_index(lambda count: None)
+
+    assert clock.steady_ms() == before_ms
+
+
 def test_an_account_that_may_not_read_the_settings_sees_the_messages_all_the_same(
     cluster: SystemTopics, tmp_path: Path
 ) -> None:
@@ -314,6 +362,17 @@ def test_the_state_of_a_broker_says_which_timers_and_levels_are_late_and_why(clu
     assert "40,000 stored timers are not on its wheel yet" in unread
     assert "75 s behind; it delivers none now" in wheel
     assert "delay levels are late: 1 by" in levels
+
+
+def test_a_level_that_a_broker_does_not_report_counts_by_its_queue(cluster: SystemTopics) -> None:
+    """RocketMQ 4.9 reports a level from its first delivery on."""
+    cluster.store(SCHEDULE_TOPIC, 1, **{Property.UNIQ_KEY: "L"})
+    cluster.script(RequestCode.GET_BROKER_RUNTIME_INFO, lambda request: request.response(body=b'{"table":{}}'))
+    with remote(cluster) as broker:
+        assert broker.delay_console is not None
+        [state] = broker.delay_console.brokers()
+
+    assert [(each.level, each.pending, each.late_ms) for each in state.levels] == [(2, 1, 0)]
 
 
 def test_a_broker_that_refuses_its_state_is_shown_with_the_reason(cluster: SystemTopics) -> None:
