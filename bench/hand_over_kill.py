@@ -445,8 +445,9 @@ class Check:
             return False
         new = self._brokers[1]
         copies = [each for each in self._delivered if each.msg_id == msg_id]
-        timers = [each for each in records_of(new, msg_id) if each.topic != TOPIC]
-        return len(timers) == 1 and all(each.broker_name == new.name for each in copies)
+        timers = Counter(_timer_of(each) for each in records_of(new, msg_id) if each.topic != TOPIC)
+        delivered = {_timer_of(each) for each in copies}
+        return [timers[each] for each in delivered] == [1] and all(each.broker_name == new.name for each in copies)
 
     def _check_times(self) -> None:
         def is_early(msg_id: str, at_ms: int) -> bool:
@@ -500,6 +501,11 @@ class Check:
                 for each in records_of(broker, msg_id)
             ]
         return found
+
+
+def _timer_of(message: MessageExt) -> tuple[str | None, str | None]:
+    """Return the transit and the slot of a timer, or of the timer that was delivered as this message."""
+    return message.properties.get(Property.HAND_OVER), message.properties.get(Property.TIMER_OUT_MS)
 
 
 def main() -> None:
