@@ -360,12 +360,23 @@ def kill_rounds(
         started_run.wait_until_moved()
         started_run.end()
         with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
+            _wait_until_registered(new)
             started_run.result.moved = old.hand_over.counts().moved
             check = Check(folder, due, [old, new], started_run.result, is_rocketmq=is_rocketmq)
             check.run()
             for name, found in started_run.result.faults.items():
                 (folder / name).write_text("".join(f"{line}\n" for each in found for line in check.evidence(each)))
     return started_run.result
+
+
+def _wait_until_registered(broker: Broker) -> None:
+    """Wait until a broker that was killed has its topics at the name server: RocketMQ registers each ten seconds."""
+    end_s = time.monotonic() + _CHECK_S
+    while time.monotonic() < end_s:
+        with contextlib.suppress(MQTemplateError):
+            broker.queues(TOPIC)
+            return
+        threading.Event().wait(0.5)
 
 
 # --- the check ------------------------------------------------------------------------------------
