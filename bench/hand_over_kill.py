@@ -437,12 +437,14 @@ class Check:
         """Find each message in one of the brokers, and once."""
         result, end_s = self._result, time.monotonic() + _CHECK_S
         while True:
-            self._delivered = [each for broker in self._brokers for each in delivered_by(broker)]
+            of_old, of_new = map(delivered_by, self._brokers)
+            self._delivered = [*of_old, *of_new]
             pending = [each.msg_id for broker in self._brokers for each in pending_of(broker)]
             counts = Counter([each.msg_id for each in self._delivered] + pending)
             result.lost = sorted(self._expected - counts.keys() - self._cancelled - self._uncertain)
             doubled = sorted(msg_id for msg_id, count in counts.items() if count > 1)
-            repeated = [msg_id for msg_id in doubled if self._is_repeated_by_rocketmq(msg_id, pending)]
+            elsewhere = {*pending, *(each.msg_id for each in of_old)}
+            repeated = [msg_id for msg_id in doubled if self._is_repeated_by_rocketmq(msg_id, elsewhere)]
             result.doubled = sorted(set(doubled).difference(repeated))
             result.repeated_by_rocketmq = len(repeated)
             # A message that is due between the two reads is in both or in none. RocketMQ delivers a second late.
@@ -451,14 +453,13 @@ class Check:
             threading.Event().wait(1)
         result.not_cancelled = sorted(self._cancelled & (counts.keys() | {line["id"] for line in self._handled}))
 
-    def _is_repeated_by_rocketmq(self, msg_id: str, pending: Collection[str]) -> bool:
-        if not self._is_rocketmq or msg_id in pending:
+    def _is_repeated_by_rocketmq(self, msg_id: str, elsewhere: Collection[str]) -> bool:
+        """Return True if RocketMQ alone has delivered a message, and all its copies are of one timer."""
+        if not self._is_rocketmq or msg_id in elsewhere:
             return False
-        new = self._brokers[1]
-        copies = [each for each in self._delivered if each.msg_id == msg_id]
-        timers = Counter(_timer_of(each) for each in records_of(new, msg_id) if each.topic != TOPIC)
-        delivered = {_timer_of(each) for each in copies}
-        return [timers[each] for each in delivered] == [1] and all(each.broker_name == new.name for each in copies)
+        delivered = {_timer_of(each) for each in self._delivered if each.msg_id == msg_id}
+        timers = Counter(_timer_of(each) for each in records_of(self._brokers[1], msg_id) if each.topic != TOPIC)
+        return [timers[each] for each in delivered] == [1]
 
     def _check_times(self) -> None:
         def is_early(msg_id: str, at_ms: int) -> bool:
