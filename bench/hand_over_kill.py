@@ -36,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -350,8 +350,7 @@ def kill_rounds(
         run.write(folder)
         with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
             due = fill(old, run, chance)
-            for topic in (TOPIC, STEPS):
-                new.create_topic(topic, QUEUES)
+            _when_registered(lambda: [new.create_topic(topic, QUEUES) for topic in (TOPIC, STEPS)])
         started_run = KillRun(folder, run, targets, chance)
         for application in started_run.applications:
             stack.callback(application.kill)
@@ -360,7 +359,7 @@ def kill_rounds(
         started_run.wait_until_moved()
         started_run.end()
         with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
-            _wait_until_registered(new)
+            _when_registered(lambda: new.queues(TOPIC))
             started_run.result.moved = old.hand_over.counts().moved
             check = Check(folder, due, [old, new], started_run.result, is_rocketmq=is_rocketmq)
             check.run()
@@ -369,13 +368,16 @@ def kill_rounds(
     return started_run.result
 
 
-def _wait_until_registered(broker: Broker) -> None:
-    """Wait until a broker that was killed has its topics at the name server: RocketMQ registers each ten seconds."""
+def _when_registered(use: Callable[[], object]) -> None:
+    """Use a broker as soon as it is registered at the name server, which RocketMQ does each ten seconds."""
     end_s = time.monotonic() + _CHECK_S
-    while time.monotonic() < end_s:
-        with contextlib.suppress(MQTemplateError):
-            broker.queues(TOPIC)
+    while True:
+        try:
+            use()
             return
+        except MQTemplateError:
+            if time.monotonic() > end_s:
+                raise
         threading.Event().wait(0.5)
 
 
