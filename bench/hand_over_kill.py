@@ -36,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -361,8 +361,7 @@ def kill_rounds(
         run.write(folder)
         with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
             due = fill(old, run, chance)
-            for topic in (TOPIC, STEPS):
-                new.create_topic(topic, QUEUES)
+            _when_registered(lambda: [new.create_topic(topic, QUEUES) for topic in (TOPIC, STEPS)])
         started_run = KillRun(folder, run, targets, chance)
         for application in started_run.applications:
             stack.callback(application.kill)
@@ -371,12 +370,26 @@ def kill_rounds(
         started_run.wait_until_moved()
         started_run.end()
         with started(old_name, folder / "client") as old, started(new_name, folder / "client") as new:
+            _when_registered(lambda: new.queues(TOPIC))
             started_run.result.moved = old.hand_over.counts().moved
             check = Check(folder, due, [old, new], started_run.result, is_rocketmq=is_rocketmq)
             check.run()
             for name, found in started_run.result.faults.items():
                 (folder / name).write_text("".join(f"{line}\n" for each in found for line in check.evidence(each)))
     return started_run.result
+
+
+def _when_registered(use: Callable[[], object]) -> None:
+    """Use a broker as soon as it is registered at the name server, which RocketMQ does each ten seconds."""
+    end_s = time.monotonic() + _CHECK_S
+    while True:
+        try:
+            use()
+            return
+        except MQTemplateError:
+            if time.monotonic() > end_s:
+                raise
+        threading.Event().wait(0.5)
 
 
 # --- the check ------------------------------------------------------------------------------------
@@ -437,12 +450,14 @@ class Check:
         """Find each message in one of the brokers, and once."""
         result, end_s = self._result, time.monotonic() + _CHECK_S
         while True:
-            self._delivered = [each for broker in self._brokers for each in delivered_by(broker)]
+            of_old, of_new = map(delivered_by, self._brokers)
+            self._delivered = [*of_old, *of_new]
             pending = [each.msg_id for broker in self._brokers for each in pending_of(broker)]
             counts = Counter([each.msg_id for each in self._delivered] + pending)
             result.lost = sorted(self._expected - counts.keys() - self._cancelled - self._uncertain)
             doubled = sorted(msg_id for msg_id, count in counts.items() if count > 1)
-            repeated = [msg_id for msg_id in doubled if self._is_repeated_by_rocketmq(msg_id, pending)]
+            elsewhere = {*pending, *(each.msg_id for each in of_old)}
+            repeated = [msg_id for msg_id in doubled if self._is_repeated_by_rocketmq(msg_id, elsewhere)]
             result.doubled = sorted(set(doubled).difference(repeated))
             result.repeated_by_rocketmq = len(repeated)
             # A message that is due between the two reads is in both or in none. RocketMQ delivers a second late.
@@ -451,13 +466,13 @@ class Check:
             threading.Event().wait(1)
         result.not_cancelled = sorted(self._cancelled & (counts.keys() | {line["id"] for line in self._handled}))
 
-    def _is_repeated_by_rocketmq(self, msg_id: str, pending: Collection[str]) -> bool:
-        if not self._is_rocketmq or msg_id in pending:
+    def _is_repeated_by_rocketmq(self, msg_id: str, elsewhere: Collection[str]) -> bool:
+        """Return True if RocketMQ alone has delivered a message, and all its copies are of one timer."""
+        if not self._is_rocketmq or msg_id in elsewhere:
             return False
-        new = self._brokers[1]
-        copies = [each for each in self._delivered if each.msg_id == msg_id]
-        timers = [each for each in records_of(new, msg_id) if each.topic != TOPIC]
-        return len(timers) == 1 and all(each.broker_name == new.name for each in copies)
+        delivered = {_timer_of(each) for each in self._delivered if each.msg_id == msg_id}
+        timers = Counter(_timer_of(each) for each in records_of(self._brokers[1], msg_id) if each.topic != TOPIC)
+        return [timers[each] for each in delivered] == [1]
 
     def _check_times(self) -> None:
         def is_early(msg_id: str, at_ms: int) -> bool:
@@ -511,6 +526,11 @@ class Check:
                 for each in records_of(broker, msg_id)
             ]
         return found
+
+
+def _timer_of(message: MessageExt) -> tuple[str | None, str | None]:
+    """Return the transit and the slot of a timer, or of the timer that was delivered as this message."""
+    return message.properties.get(Property.HAND_OVER), message.properties.get(Property.TIMER_OUT_MS)
 
 
 def main() -> None:

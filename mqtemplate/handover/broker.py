@@ -73,6 +73,7 @@ _NOT_OF_BOTH = frozenset(
     }
 )
 """Capabilities of the files of one broker, and of what one broker counts."""
+_CLOCKS_DIFFER_MS = 60_000
 _VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
 
@@ -129,6 +130,7 @@ class HandOverBroker(Broker):
         self._sends = SendsInFlight(new)
         self._opened = contextlib.ExitStack()
         self._is_started = False
+        self._is_first_start = True
 
     @property
     def name(self) -> str:  # type: ignore[override]  # the brokers of this class have it as a field
@@ -210,6 +212,7 @@ class HandOverBroker(Broker):
             return
         try:
             state = self.old.hand_over.state()
+            self._is_first_start = state is None
             if state is None or state.target != self.options.target or state.phase is not HandOverPhase.ABORTED:
                 state = self.old.hand_over.begin(self.options.target)
         except UnsupportedError as exc:
@@ -271,7 +274,17 @@ class HandOverBroker(Broker):
                 if before is None or before < latest:
                     self.new.groups.commit_offset(group, queue, latest)
             elif before is None:
-                self.new.groups.commit_offset(group, queue, self.new.reader.max_offset(queue))
+                self.new.groups.commit_offset(group, queue, self._first_offset(queue))
+
+    def _first_offset(self, queue: MessageQueue) -> int:
+        """Return the offset of the first message that was sent during the hand-over.
+
+        At a later start the group has no offset if the new broker was killed before it had stored it. What has arrived
+        since must not be skipped.
+        """
+        if self._is_first_start:
+            return self.new.reader.max_offset(queue)
+        return self.new.reader.search_offset(queue, self._groups.started_ms - _CLOCKS_DIFFER_MS)
 
     def outage(self) -> str | None:
         brokers = {f"{OLD_PREFIX}{self.old.name}": self.old, self.new.name: self.new}

@@ -473,3 +473,25 @@ def test_queues_are_not_added_if_another_number_is_allowed(brokers: TwoBrokers) 
     brokers.both.start()
 
     assert len(brokers.new.queues("orders")) == 2
+
+
+def test_a_group_whose_first_offset_the_new_broker_has_lost_skips_nothing_at_the_next_start() -> None:
+    """A broker stores offsets some seconds late. A kill before that loses those of a group that has read nothing."""
+    brokers = TwoBrokers(options=MOVES)
+    brokers.send_old("orders", "old")
+    brokers.old.groups.commit_offset("billing", brokers.old.queues("orders")[0], 0)
+    brokers.new.start()
+    brokers.fill_new("orders", 2)
+    brokers.clock.move_ms(600_000)
+    brokers.both.start()
+    queue = brokers.new.queues("orders")[0]
+    assert brokers.new.groups.committed_offset("billing", queue) == 2  # not what others have sent before
+
+    brokers.new.admin().forget_group("billing")
+    brokers.send_new("orders", "sent during the hand-over")
+    brokers.clock.move_ms(600_000)
+    brokers.reopen_both()
+    brokers.both.start()
+
+    assert brokers.new.groups.committed_offset("billing", queue) == 2
+    brokers.close()
