@@ -249,10 +249,11 @@ class _Kills:
         for executor in executors:
             with suppress(OSError):  # it has ended
                 self.folders.add(Path(f"/proc/{executor}/cwd").readlink().parent)
-        kind = self.chance.choice(self.left())
+        kinds = self.left()
+        kind = self.chance.choice(kinds or _KINDS)
         victims = [driver.pid, jvm] if kind == "driver" else [*executors, *children_of(children_of(executors))]
         hit = [name for name in self.names if _is_in_batch(place, name)]
-        if not victims or not hit:
+        if not (kinds and victims and hit):
             return
         try:
             os.kill(self.chance.choice(victims), signal.SIGKILL)
