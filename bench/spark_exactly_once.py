@@ -243,12 +243,17 @@ class _Kills:
             return []
         return [kind for kind in _KINDS if any(each.kills[kind] < self.wanted for each in self.outcomes.values())]
 
-    def kill(self, driver: subprocess.Popen[str], jvm: int, place: Path) -> None:
-        """Kill a process, and count it for the tables whose batch it hits."""
+    def executors_of(self, jvm: int) -> list[int]:
+        """Return the executors of a driver, and note their folders."""
         executors = [pid for pid in children_of([jvm]) if b"CoarseGrainedExecutorBackend" in _command_of(pid)]
         for executor in executors:
             with suppress(OSError):  # it has ended
                 self.folders.add(Path(f"/proc/{executor}/cwd").readlink().parent)
+        return executors
+
+    def kill(self, driver: subprocess.Popen[str], jvm: int, place: Path) -> None:
+        """Kill a process, and count it for the tables whose batch it hits."""
+        executors = self.executors_of(jvm)
         kinds = self.left()
         kind = self.chance.choice(kinds or _KINDS)
         victims = [driver.pid, jvm] if kind == "driver" else [*executors, *children_of(children_of(executors))]
@@ -323,9 +328,12 @@ def _run(place: Path, database: str, kills: _Kills) -> int:
     jvm = int(driver.stdout.readline() or "0")
     pause = kills.chance.randint(1, 3)  # batches before the first kill: a part of the batches succeeds
     before, patience = _committed(place, kills.names), Patience(_STUCK_S)
+    committed = before
     while jvm and driver.poll() is None:
         time.sleep(0.1)
-        committed = _committed(place, kills.names)
+        committed, seen = _committed(place, kills.names), committed
+        if committed > seen:
+            kills.executors_of(jvm)  # one has written the batch
         if committed >= before + pause and kills.left():
             time.sleep(kills.chance.uniform(0, 1))
             kills.kill(driver, jvm, place)
