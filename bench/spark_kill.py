@@ -323,10 +323,10 @@ def _kill_one(victim: str, driver: subprocess.Popen[str], jvm: int, chance: rand
 
 def workers_of(jvm: int) -> list[int]:
     """Return the Python workers of a JVM, which processes of it start."""
-    return _children(_children([jvm]))
+    return children_of(children_of([jvm]))
 
 
-def _children(parents: list[int]) -> list[int]:
+def children_of(parents: list[int]) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

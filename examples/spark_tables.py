@@ -1,4 +1,4 @@
-"""Spark listeners whose tables have each message once, whatever is killed: Delta, Iceberg, a database, Parquet.
+"""Spark listeners whose tables have each message once, whatever is killed: Delta, Iceberg, PostgreSQL, Parquet.
 
 A batch that is repeated has the same ``(query_id, batch_id)`` and the same messages. So each listener stores that pair
 in the commit of its table, or replaces what it has written under it. `bench/spark_exactly_once.py` kills them.
@@ -6,27 +6,30 @@ in the commit of its table, or replaces what it has written under it. `bench/spa
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
+import os
 from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from mqtemplate import SparkBatch, spark_listener
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 COLUMNS = ("topic", "queueId", "queueOffset", "bigint(string(body)) as number")
 DELTA_TABLE = "tables/delta"
 ICEBERG_TABLE = "lake.shop.orders"
 MERGED_TABLE = "lake.shop.merged_orders"
-DATABASE = "tables.db"
+STREAMED_TABLE = "lake.shop.streamed_orders"
+DATABASE = os.environ.get("DATABASE", "localhost/shop?user=shop")
 PARQUET_FOLDER = "tables/parquet"
 
 _SETTINGS: dict[str, Any] = {
     "topic": "orders",
-    "trigger": "available-now",
     "max_offsets_per_trigger": 200,
     "max_restarts": 20,
+    "restart_delay": "1s",
 }
 
 
@@ -55,17 +58,26 @@ def to_iceberg_by_merge(messages: DataFrame, batch: SparkBatch) -> None:
     )
 
 
-@spark_listener(consumer_group="database", **_SETTINGS)
-def to_database(messages: DataFrame, batch: SparkBatch) -> None:
-    rows = messages.selectExpr(*COLUMNS)
-    with closing(sqlite3.connect(DATABASE)) as database, database:
+def stream_to_iceberg(spark: SparkSession, store: str, checkpoint: str) -> StreamingQuery:
+    source = {"store": store, "topic": "orders", "maxOffsetsPerTrigger": "200"}
+    rows = spark.readStream.format("mqtemplate").options(**source).load().selectExpr(*COLUMNS)
+    return rows.writeStream.option("checkpointLocation", checkpoint).toTable(STREAMED_TABLE)
+
+
+@spark_listener(consumer_group="postgresql", **_SETTINGS)
+def to_postgresql(messages: DataFrame, batch: SparkBatch) -> None:
+    this = (batch.query_id, batch.batch_id)
+    rows = messages.selectExpr(*COLUMNS, f"'{batch.query_id}' as query", f"{batch.batch_id} as batch")
+    with psycopg.connect(f"postgresql://{DATABASE}") as database:
         database.execute("DELETE FROM orders_of_a_batch")
-    options = {"driver": "org.sqlite.JDBC"}
-    rows.coalesce(1).write.jdbc(f"jdbc:sqlite:{DATABASE}", "orders_of_a_batch", "append", options)
-    with closing(sqlite3.connect(DATABASE)) as database, database:  # one transaction
-        entry = "INSERT INTO batches (query, batch) VALUES (?, ?) ON CONFLICT DO NOTHING"
-        if database.execute(entry, (batch.query_id, batch.batch_id)).rowcount:
-            database.execute("INSERT INTO orders SELECT DISTINCT * FROM orders_of_a_batch")
+    options = {"driver": "org.postgresql.Driver"}
+    rows.write.jdbc(f"jdbc:postgresql://{DATABASE}", "orders_of_a_batch", "append", options)
+    with psycopg.connect(f"postgresql://{DATABASE}") as database:  # one transaction
+        entry = "INSERT INTO batches (query, batch) VALUES (%s, %s) ON CONFLICT DO NOTHING"
+        if database.execute(entry, this).rowcount:
+            columns = "topic, queueid, queueoffset, number"
+            found = f"SELECT DISTINCT {columns} FROM orders_of_a_batch WHERE query = %s AND batch = %s"
+            database.execute(f"INSERT INTO orders ({columns}) {found}", this)
 
 
 @spark_listener(consumer_group="parquet", **_SETTINGS)

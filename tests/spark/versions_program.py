@@ -221,15 +221,15 @@ def secret_work(spark: SparkSession, access: dict[str, str], folder: Path) -> It
         query.awaitTermination()
     except Exception as exc:
         yield "error of a stream", str(exc)
-    yield from web_interface(spark)
+    yield from web_interface(str(spark.sparkContext.uiWebUrl), "/SQL/", "/StreamingQuery/", "/environment/")
 
 
-def web_interface(spark: SparkSession) -> Iterator[tuple[str, str]]:
+def web_interface(base: str, *pages: str) -> Iterator[tuple[str, str]]:
     """Yield the answers of Spark's REST interface, and pages of its web interface."""
-    context = spark.sparkContext
-    base, application = str(context.uiWebUrl), f"/api/v1/applications/{context.applicationId}"
-    pages = ("sql?details=true&planDescription=true&length=1000", "environment", "jobs", "stages?details=true")
-    for address in (*(f"{application}/{page}" for page in pages), "/SQL/", "/StreamingQuery/", "/environment/"):
+    with urllib.request.urlopen(f"{base}/api/v1/applications") as response:
+        (application,) = json.loads(response.read())
+    answers = ("sql?details=true&planDescription=true&length=1000", "environment", "jobs", "stages?details=true")
+    for address in (*(f"/api/v1/applications/{application['id']}/{name}" for name in answers), *pages):
         with urllib.request.urlopen(base + address) as response:
             yield address, response.read().decode()
 

@@ -14,7 +14,13 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.metrics import Metrics
 from mqtemplate.spark.listening.checkpoint import QueryCheckpoint
 from mqtemplate.spark.listening.listener import SparkBatch, SparkListenerSettings
-from mqtemplate.spark.listening.payloads import refuse_bad_records, rows_of, split_bad_records, without_rows
+from mqtemplate.spark.listening.payloads import (
+    refuse_bad_records,
+    rows_of,
+    split_bad_records,
+    with_registry_payload,
+    without_rows,
+)
 from mqtemplate.spark.listening.redelivery import FailedRow, Redelivery
 from mqtemplate.spark.reader.options import SourceOptions
 from mqtemplate.spark.records.offsets import OffsetTable, QueueRange
@@ -106,8 +112,10 @@ class BatchWork:
 
     def _good_records(self, messages: DataFrame, query_id: str, batch_id: int) -> DataFrame:
         """Return the rows with a payload; refuse the others, or send them to the dead-letter topic."""
-        good, bad = split_bad_records(messages, self.listener.settings.payload)
-        if self.listener.settings.bad_records == "fail":
+        settings = self.listener.settings
+        messages = with_registry_payload(messages, settings.payload, settings.bad_records)
+        good, bad = split_bad_records(messages, settings.payload)
+        if settings.bad_records == "fail":
             refuse_bad_records(bad)
         self.redelivery.send(query_id, batch_id, bad)
         return good

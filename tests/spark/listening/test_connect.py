@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,56 @@ from mqtemplate.spark.listening.batches import summary_of
 from mqtemplate.spark.listening.connect import ImportedFunction
 from mqtemplate.spark.listening.shared_broker import messages_of
 from mqtemplate.spark.records.offsets import to_spark
+from tests.programs import environment, run
+from tests.spark.connect_server import VARIABLES, connect_server
+from tests.spark.listening.connect_program import SECRETS
 from tests.spark.listening.listeners import Collect, NeedsService, fail
 
+pytest.importorskip("grpc", reason="Spark Connect needs the packages of pyspark[connect]")
+
 ROOT = Path(__file__).parents[3]
+REDACTED = r'(?s)(accessKey|secretKey|securityToken)".*?value: "[^"]*"'
+"""Setting of docs/spark.md: what Spark removes from the texts of plans."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Folder and address of a server. Its log of events and its web interface show what others can see."""
+    folder = tmp_path_factory.mktemp("connect")
+    (folder / "events").mkdir()
+    conf = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": str(folder / "events"),
+        "spark.eventLog.compress": "false",
+        "spark.sql.redaction.string.regex": REDACTED,
+    }
+    variables = {
+        "SEEN": str(folder / "seen"),
+        "MQTEMPLATE_ACCESS_KEY": "by-variable",
+        "MQTEMPLATE_SECRET_KEY": SECRETS["by-variable"],
+    }
+    with connect_server(folder, conf, **variables) as address:
+        yield folder, address
+
+
+def run_client(work: str, folder: Path, address: str) -> dict[str, Any]:
+    """Run a part of the program, and return what it found."""
+    command = [sys.executable, "-m", "tests.spark.listening.connect_program", work, str(folder), address]
+
+    done = run(command, ROOT, environment(SEEN=str(folder / "seen"), **VARIABLES))
+
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.mark.spark
 @pytest.mark.thorough
 @pytest.mark.timeout(900)
-def test_a_listener_runs_over_spark_connect(tmp_path: Path) -> None:
+def test_a_listener_runs_over_spark_connect(server: tuple[Path, str]) -> None:
     """It has the batches, payloads, redeliveries, dead letters, metrics and errors of an ordinary session."""
-    pytest.importorskip("grpc", reason="Spark Connect needs the packages of pyspark[connect]")
-    command = [sys.executable, "-m", "tests.spark.listening.connect_program", str(tmp_path)]
-    variables = {
-        **os.environ,
-        "SEEN": str(tmp_path / "seen"),
-        "PYTHONPATH": str(ROOT),
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
+    found = run_client("listeners", *server)
 
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=variables, check=False)
-
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
     assert found["listener"] == {
         "seen": [[1, 0, 4], [2, 0, 4], [2, 1, 1], [3, 0, 4]],
         "lag": 0,
@@ -53,6 +78,18 @@ def test_a_listener_runs_over_spark_connect(tmp_path: Path) -> None:
     }
     assert found["failure"] == {"error": "Spark listener fail: no place for 4 messages", "failures": 1}
     assert found["read"] == 2
+
+
+@pytest.mark.spark
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_keys_are_not_shown_over_spark_connect(server: tuple[Path, str]) -> None:
+    """Keys in the environment of the server, and as options with the setting of the page that removes them."""
+    found = run_client("secrets", *server)
+
+    assert found["copies"] == dict.fromkeys(SECRETS, 6)
+    assert found["shown"] == {"by-option": [], "by-variable": []}
+    assert found["searched"] > 20
 
 
 def test_the_message_of_an_error_is_the_last_line_of_its_stack() -> None:
