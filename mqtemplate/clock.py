@@ -55,6 +55,19 @@ class SystemClock:
         time.sleep(seconds)
 
 
+_ALSO_ASLEEP = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; elsewhere the monotonic clock counts sleep
+
+
+def lease_time_ms(clock: Clock) -> int:
+    """Return milliseconds since any fixed moment, for leases: on Linux also those in which the machine slept.
+
+    While a machine sleeps, its steady time may stand still, and another machine may get what it had leased.
+    """
+    if _ALSO_ASLEEP is None or clock.is_virtual:
+        return clock.steady_ms()
+    return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
+
+
 class VirtualClock:
     """A clock that moves only when a method moves it.
 

@@ -61,6 +61,7 @@ from mqtemplate.broker.hand_over import (
     TransitEnd,
     TransitMessage,
 )
+from mqtemplate.clock import lease_time_ms
 from mqtemplate.errors import (
     BrokerError,
     DestinationError,
@@ -176,7 +177,7 @@ class Mover:
         self._settings = settings or MoverSettings()
         self._clock = old.clock
         self._owner = owner or ("embedded" if old.is_embedded else _process_name())
-        self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
+        self._leased_ms: int | None = None  # `lease_time_ms` of the last renewal; None without the lock
         self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
         self._failed_sends: dict[int, tuple[int, Exception]] = {}  # offset -> number of failures, and the last one
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
@@ -387,8 +388,8 @@ class Mover:
 
     def _renew(self) -> bool:
         """Take or renew the lock. A new owner does not know what the owner before it has sent."""
-        now_ms = self._clock.steady_ms()
-        had_it = self._leased_ms is not None and now_ms - self._leased_ms < self._settings.lease_ms
+        now_ms, leased_ms = self._clock.steady_ms(), lease_time_ms(self._clock)
+        had_it = self._leased_ms is not None and leased_ms - self._leased_ms < self._settings.lease_ms
         if not self._old.lock(self._owner, self._settings.lease_ms):
             self._leased_ms = None
             return False
@@ -396,8 +397,14 @@ class Mover:
             counts = self._old.counts()
             self._uncertain, self._took_over = {}, (counts.reserved, now_ms)
             _log.info("hand_over.mover_started", owner=self._owner, in_transit=counts.in_transit)
-        self._leased_ms = now_ms
+        self._leased_ms = leased_ms
         return True
+
+    def _may_send(self) -> bool:
+        """Return True if the lease is longer than a send may take: a step whose brokers are slow may outlast it."""
+        return self._leased_ms is not None and (
+            lease_time_ms(self._clock) - self._leased_ms + _SEND_MS < self._settings.lease_ms
+        )
 
     def _filter(self) -> ReserveFilter:
         limits = self._new.delay_limits()
@@ -513,9 +520,11 @@ class Mover:
             if queue.broker_name not in known:
                 known.add(queue.broker_name)
                 self._old.note_brokers(self._owner, [queue.broker_name])
-            self._uncertain[each.offset] = self._clock.steady_ms()
             message = _delayed(each)
             self._give_way()
+            if not self._may_send():
+                break
+            self._uncertain[each.offset] = self._clock.steady_ms()
             sends.append((each, self._new.sends.send_async([message], queue, _SEND_MS)))
         failure: Exception | None = None
         start_ms = self._clock.steady_ms()
