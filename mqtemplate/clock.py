@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["AdvanceUntil", "Clock", "SystemClock", "VirtualClock"]
+__all__ = ["AdvanceUntil", "Clock", "SystemClock", "VirtualClock", "lease_time_ms"]
 
 
 AdvanceUntil: TypeAlias = Callable[[Callable[[], bool], int | None], None]
