@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["AdvanceUntil", "Clock", "SystemClock", "VirtualClock"]
+__all__ = ["AdvanceUntil", "Clock", "SystemClock", "VirtualClock", "lease_time_ms"]
 
 
 AdvanceUntil: TypeAlias = Callable[[Callable[[], bool], int | None], None]
@@ -53,6 +53,19 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+_ALSO_ASLEEP = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; elsewhere the monotonic clock counts sleep
+
+
+def lease_time_ms(clock: Clock) -> int:
+    """Return milliseconds since any fixed moment, for leases: on Linux also those in which the machine slept.
+
+    While a machine sleeps, its steady time may stand still, and another machine may get what it had leased.
+    """
+    if _ALSO_ASLEEP is None or clock.is_virtual:
+        return clock.steady_ms()
+    return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
 
 
 class VirtualClock:

@@ -11,12 +11,11 @@ clocks of the machines may differ.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mqtemplate.broker import CopyFollower
-from mqtemplate.clock import Clock
+from mqtemplate.clock import Clock, lease_time_ms
 from mqtemplate.converters.readable import span_text
 from mqtemplate.copy.catalogue import ALIVE_MS, Alive, read_json
 from mqtemplate.copy.objects import ObjectStore
@@ -34,9 +33,6 @@ _MARGIN_MS = 1_000
 _CLOCK_DRIFT = 0.01  # monotonic clocks of two machines differ by far less
 
 
-_ALSO_ASLEEP = getattr(time, "CLOCK_BOOTTIME", None)  # Linux; elsewhere the monotonic clock counts sleep
-
-
 class Lease:
     """The lease of the owner.
 
@@ -52,10 +48,8 @@ class Lease:
         self._lost: str | None = None
 
     def now_ms(self) -> int:
-        """Return milliseconds since any fixed moment, on Linux also those in which the machine slept."""
-        if _ALSO_ASLEEP is None or self._clock.is_virtual:
-            return self._clock.steady_ms()
-        return time.clock_gettime_ns(_ALSO_ASLEEP) // 1_000_000
+        """Return the time by which the lease is counted."""
+        return lease_time_ms(self._clock)
 
     def renew(self, since_ms: int) -> None:
         """Note that no newer epoch was there after a sign of life.

@@ -216,7 +216,8 @@ def restore_store(
         _check_original(catalogue, clock.now_ms())
     plan = _plan(catalogue, until_ms)
     new = NewStore(path, plan.epoch.file_size)
-    with closing(_Restoring(catalogue, plan, new, on_progress)) as restoring:
+    restoring = _Restoring(catalogue, plan, new, on_progress)
+    with closing(restoring.pieces):
         restoring.write()
         restoring.count_later()
     for name, data in restoring.tables.items():
@@ -319,6 +320,7 @@ class _Restoring:
     """One restore while it runs.
 
     Attributes:
+        pieces: What is left of the log, which is read ahead until it is closed.
         tables: Name -> content at the moment.
         later: What was counted after the moment.
     """
@@ -330,23 +332,19 @@ class _Restoring:
         self._on_progress = on_progress
         self._at = plan.snapshot.log_start
         needed = (each for each in plan.pieces if each.end > self._at or each.name.last_ms > plan.snapshot.time_ms)
-        self._rest = _read_ahead(needed, catalogue.merged_piece)
+        self.pieces = _read_ahead(needed, catalogue.merged_piece)
         self._cut: int | None = None
         self._last: SegmentName | None = None
         self._after_cut = b""
         self.tables: dict[str, bytes | None] = {}
         self.later = _Later()
 
-    def close(self) -> None:
-        """Read no more objects."""
-        self._rest.close()
-
     def write(self) -> None:
         """Write the log up to the moment, and collect the tables."""
         plan = self._plan
         for moment in self._catalogue.segment(plan.snapshot).moments:
             self.tables |= moment.tables
-        for piece, read in self._rest:
+        for piece, read in self.pieces:
             if piece.end <= self._at and piece.name.last_ms <= plan.snapshot.time_ms:
                 continue
             if plan.until_ms is not None and self._at >= piece.end and piece.name.first_ms > plan.until_ms:
@@ -410,7 +408,7 @@ class _Restoring:
 
     def _later_batches(self, records: _LaterRecords) -> Iterator[RecordBatch]:
         yield from records.feed(self._after_cut)
-        for piece, read in self._rest:
+        for piece, read in self.pieces:
             if piece.end > self._at and piece.name.start <= self._at:
                 merged, segment = read()
                 yield from records.feed(segment.log[self._at - merged.name.start : merged.end - merged.name.start])

@@ -61,6 +61,7 @@ from mqtemplate.broker.hand_over import (
     TransitEnd,
     TransitMessage,
 )
+from mqtemplate.clock import lease_time_ms
 from mqtemplate.errors import (
     BrokerError,
     DestinationError,
@@ -130,7 +131,7 @@ class Mover:
         self._owner = owner or (
             "embedded" if old.is_embedded else f"{socket.gethostname()}:{os.getpid()}:{token_hex(4)}"
         )
-        self._leased_ms: int | None = None  # steady time of the last renewal; None without the lock
+        self._leased_ms: int | None = None  # `lease_time_ms` of the last renewal; None without the lock
         self._uncertain: dict[int, int] = {}  # offset -> steady time of the last possible send
         self._failed_sends: dict[int, tuple[int, Exception]] = {}  # offset -> number of failures, and the last one
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
@@ -393,7 +394,7 @@ class Mover:
 
     def _renew(self) -> bool:
         """Take or renew the lock. A new owner does not know what the owner before it has sent."""
-        now_ms = self._clock.steady_ms()
+        now_ms, leased_ms = self._clock.steady_ms(), lease_time_ms(self._clock)
         had_it = self._has_lock()
         if not self._old.lock(self._owner, self._settings.lease_ms):
             self._leased_ms = None
@@ -403,20 +404,21 @@ class Mover:
             self._error = None if state is None else state.last_error  # of the owner before
             self._uncertain, self._took_over = {}, (counts.reserved, now_ms)
             _log.info("hand_over.mover_started", owner=self._owner, in_transit=counts.in_transit)
-        self._leased_ms = now_ms
+        self._leased_ms = leased_ms
         return True
 
-    def _has_lock(self) -> bool:
-        """Return True if this mover certainly has the lock. No other process can take that of an open folder."""
-        age_ms = None if self._leased_ms is None else self._clock.steady_ms() - self._leased_ms
-        return age_ms is not None and (self._old_broker.is_embedded or age_ms < self._settings.lease_ms)
+    def _lease_left_ms(self) -> int:
+        """Return the rest of the lease; negative without the lock."""
+        return -1 if self._leased_ms is None else self._leased_ms + self._settings.lease_ms - lease_time_ms(self._clock)
+
+    def _has_lock(self, for_ms: int = 0) -> bool:
+        """Return True if this mover certainly has the lock. No other process takes that of an open folder."""
+        is_safe = self._leased_ms is not None and self._old_broker.is_embedded
+        return is_safe or self._lease_left_ms() > for_ms
 
     def _keep_lock(self) -> bool:
         """Renew the lock if its lease may soon be over. Return False if another mover has it."""
-        is_new = (
-            self._leased_ms is not None and self._clock.steady_ms() - self._leased_ms < self._settings.lease_ms // 2
-        )
-        return is_new or self._renew()
+        return self._lease_left_ms() > self._settings.lease_ms // 2 or self._renew()
 
     def _filter(self, after_ms: int, before_ms: int) -> ReserveFilter:
         now_ms = self._clock.steady_ms()
@@ -540,9 +542,11 @@ class Mover:
             if queue.broker_name not in known:
                 known.add(queue.broker_name)
                 self._old.note_brokers(self._owner, [queue.broker_name])
-            self._uncertain[each.offset] = self._clock.steady_ms()
             message = Message(each.topic, each.message.body, {**each.message.properties, **delay}, each.message.flag)
             self._pace.give_way()
+            if not self._has_lock(_SEND_MS):  # a step whose brokers are slow may outlast the lease
+                break
+            self._uncertain[each.offset] = self._clock.steady_ms()
             sends.append((each, self._new.sends.send_async([message], queue, _SEND_MS)))
         failure: Exception | None = None
         start_ms = self._clock.steady_ms()

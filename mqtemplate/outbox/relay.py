@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from mqtemplate.broker import Broker
+from mqtemplate.clock import lease_time_ms
 from mqtemplate.durations import Duration, option_ms
 from mqtemplate.errors import (
     ConfigurationError,
@@ -83,6 +84,7 @@ class RelaySteps:
         self.clock = broker.clock
         self._owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._is_down = False
+        self._claimed_ms = 0
 
     def peek(self, execute: Execute) -> bool:
         """Return True if there are rows to send. It takes no lock."""
@@ -90,7 +92,7 @@ class RelaySteps:
 
     def claim(self, execute: Execute) -> list[PlannedRow]:
         """Return the next rows; none if another process relays."""
-        now_ms = self.clock.now_ms()
+        now_ms, self._claimed_ms = self.clock.now_ms(), lease_time_ms(self.clock)
         if not take_lease(execute, self._owner, now_ms, now_ms + self._lease_ms):
             return []
         rows = read_rows(execute, BATCH)
@@ -99,11 +101,11 @@ class RelaySteps:
 
     def send(self, rows: Sequence[PlannedRow]) -> RelayOutcome:
         """Relay rows one after the other, until one fails or the lease is nearly over."""
-        outcome, stop_ms = RelayOutcome(), self.clock.steady_ms() + self._lease_ms // 2
+        outcome, stop_ms = RelayOutcome(), self._claimed_ms + self._lease_ms // 2
         changed: set[str] = set()
         for row in rows:
             entry = row.entry
-            if self.clock.steady_ms() > stop_ms:
+            if lease_time_ms(self.clock) > stop_ms:
                 break
             if isinstance(entry, OutboxRow) and changed and not changed.isdisjoint(names_of(entry)):
                 # If this process dies, the next one repeats the change: it must not find a later message.

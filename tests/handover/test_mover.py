@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -391,6 +392,30 @@ def test_one_mover_works_at_a_time(brokers: TwoBrokers) -> None:
     with pytest.raises(HandOverError, match="first does not have the lock"):
         source.settle("first", [])
     assert source.lock("second", 15_000)
+
+
+def test_a_slow_step_sends_nothing_when_its_lease_is_nearly_over(
+    brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another mover may have the lock then, and sends what is missing itself."""
+    for number in range(3):
+        brokers.send(number, TIMER_DELAY_MS=300_000)
+    sends = brokers.mover._new.sends
+    send, sent_ms = sends.send_async, list[int]()
+
+    def slow(*arguments: Any) -> Any:
+        sent_ms.append(brokers.clock.steady_ms())
+        brokers.clock.move_ms(10_000)
+        return send(*arguments)
+
+    monkeypatch.setattr(sends, "send_async", slow)
+    brokers.step()
+    in_one_step = len(sent_ms)
+    monkeypatch.setattr(sends, "send_async", send)
+    brokers.advance(60_000)
+
+    assert in_one_step == 2, "the lease of 15 s, less than 3 s for a send, ends before the third one"
+    assert brokers.new.delayed.count_pending(ALL).total == 3
 
 
 def test_a_start_honours_the_lease_of_the_owner_before(brokers: TwoBrokers) -> None:

@@ -158,7 +158,7 @@ def topics(
             _show_topic(call, access.admin.topic(topic))
             return
         found = [each for each in access.admin.topics() if show_all or each.kind is TopicKind.NORMAL]
-    columns = _TOPIC_COLUMNS | ({"RELEASES": "shape"} if any(each.shape for each in found) else {})
+    columns = {**_TOPIC_COLUMNS, **({"RELEASES": "shape"} if any(each.shape for each in found) else {})}
     call.output.table([_topic_record(each) for each in found], columns, "no topics")
 
 

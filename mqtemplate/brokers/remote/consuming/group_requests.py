@@ -17,7 +17,7 @@ from mqtemplate.brokers.remote.cluster.client import ClientContext
 from mqtemplate.brokers.remote.cluster.failures import log_failure, response_error
 from mqtemplate.brokers.remote.cluster.routes import MASTER_ID
 from mqtemplate.brokers.remote.producing.producer import Producer
-from mqtemplate.clock import Clock
+from mqtemplate.clock import Clock, lease_time_ms
 from mqtemplate.engine.group_rules import SentBack, retry_level
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -256,7 +256,7 @@ class HeldQueueLocks:
         """Return the queues whose locks were not renewed in time: they must not be read."""
         if not self._renewed_ms:
             return frozenset()
-        oldest_ms = self.clock.steady_ms() - self.live_ms
+        oldest_ms = lease_time_ms(self.clock) - self.live_ms
         with self._lock:
             late = [queue for queue, at_ms in self._renewed_ms.items() if at_ms <= oldest_ms]
             return self._regained.union(late) if self._regained else frozenset(late)
@@ -264,7 +264,7 @@ class HeldQueueLocks:
     def is_valid(self, queue: MessageQueue) -> bool:
         """Return True if a queue is locked now."""
         renewed_ms = self._renewed_ms.get(queue, _NEVER_MS)
-        return renewed_ms > self.clock.steady_ms() - self.live_ms and queue not in self._regained
+        return renewed_ms > lease_time_ms(self.clock) - self.live_ms and queue not in self._regained
 
     def valid(self) -> frozenset[MessageQueue]:
         """Return the queues that are locked now."""
@@ -342,7 +342,7 @@ class HeldQueueLocks:
 
     def _lock_all(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue] | BrokerError]:
         """Send lock requests to all brokers at once; return the locked queues, or the error, of each."""
-        by_broker, requested_ms = _by_broker(queues), self.clock.steady_ms()
+        by_broker, requested_ms = _by_broker(queues), lease_time_ms(self.clock)
         results = self.requests.lock(by_broker)
         with self._lock:
             for broker_name, locked in results.items():
