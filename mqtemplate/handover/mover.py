@@ -411,10 +411,9 @@ class Mover:
         """Return the rest of the lease; negative without the lock."""
         return -1 if self._leased_ms is None else self._leased_ms + self._settings.lease_ms - lease_time_ms(self._clock)
 
-    def _has_lock(self, for_ms: int = 0) -> bool:
+    def _has_lock(self) -> bool:
         """Return True if this mover certainly has the lock. No other process takes that of an open folder."""
-        is_safe = self._leased_ms is not None and self._old_broker.is_embedded
-        return is_safe or self._lease_left_ms() > for_ms
+        return self._leased_ms is not None and (self._old_broker.is_embedded or self._lease_left_ms() > 0)
 
     def _keep_lock(self) -> bool:
         """Renew the lock if its lease may soon be over. Return False if another mover has it."""
@@ -544,7 +543,7 @@ class Mover:
                 self._old.note_brokers(self._owner, [queue.broker_name])
             message = Message(each.topic, each.message.body, {**each.message.properties, **delay}, each.message.flag)
             self._pace.give_way()
-            if not self._has_lock(_SEND_MS):  # a step whose brokers are slow may outlast the lease
+            if self._lease_left_ms() <= _SEND_MS:  # a step whose brokers are slow may outlast the lease
                 break
             self._uncertain[each.offset] = self._clock.steady_ms()
             sends.append((each, self._new.sends.send_async([message], queue, _SEND_MS)))
