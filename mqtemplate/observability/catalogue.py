@@ -151,6 +151,7 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _counter("delay.released", "{message}", "Delayed messages that were released to their topics"),
     _counter("delay.cancelled", "{message}", "Cancelled messages"),
     _counter("delay.rescheduled", "{message}", "Rescheduled messages"),
+    _counter("delay.pending_keys", "{message}", "Sends with a pending key, by what became of them"),
     _counter("delay.rolled", "{message}", "Timers that were stored again because they are due beyond the wheel"),
     _counter("delay.poison", "{message}", "Delayed messages that could not be released"),
     # --- store

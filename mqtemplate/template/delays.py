@@ -17,7 +17,6 @@ from mqtemplate.message import DELAY_PROPERTIES, Property, key_text, property_te
 from mqtemplate.numbers import INT_MAX, PARSED_MAX, parse_number
 from mqtemplate.pending import (
     ConditionalSend,
-    OnPending,
     PendingCounts,
     PendingPage,
     PendingQuery,
@@ -72,48 +71,6 @@ def delay_properties(
     if deliver_at is not None:
         return {Property.TIMER_DELIVER_MS: str(_deliver_ms(deliver_at, now_ms))}
     return {}
-
-
-def pending_key_properties(
-    pending_key: object, on_pending: object, no_later_than: Duration | None, *, is_strict: object = False
-) -> dict[str, str]:
-    """Return the properties that request one pending message by key; empty without a key.
-
-    Raises:
-        MessageError: One of the options has an invalid value, or is given without the one that it needs.
-    """
-    if not isinstance(is_strict, bool):
-        raise MessageError(f"on_pending_strict must be True or False, got {shown(is_strict)}")
-    if pending_key is None:
-        given = [f"on_pending={shown(on_pending)}"] if on_pending is not None else []
-        given += [f"no_later_than={shown(no_later_than)}"] if no_later_than is not None else []
-        given += ["on_pending_strict=True"] if is_strict else []
-        if given:
-            raise MessageError(f"{' and '.join(given)} needs pending_key=, the key under which one message is pending")
-        return {}
-    key = property_text("pending_key", pending_key)
-    if not key:
-        raise MessageError("pending_key is empty; pass a text, such as the id of a cart, or leave it out")
-    chosen = OnPending.REPLACE
-    if on_pending is not None:
-        if not isinstance(on_pending, str) or on_pending not in list(OnPending):
-            known = ", ".join(repr(each.value) for each in OnPending)
-            raise MessageError(f"on_pending must be one of {known}, got {shown(on_pending)}")
-        chosen = OnPending(on_pending)
-    properties = {Property.PENDING_KEY: key, Property.ON_PENDING: chosen.value}
-    if is_strict:
-        properties[Property.ON_PENDING_STRICT] = "true"
-    if no_later_than is not None:
-        if chosen is not OnPending.POSTPONE:
-            raise MessageError(
-                f"no_later_than limits how far a message is postponed, so it needs on_pending='postpone', got "
-                f"{chosen.value!r}; remove it"
-            )
-        latest_ms = option_ms("no_later_than", no_later_than, MessageError)
-        if latest_ms < 1:
-            raise MessageError(f"no_later_than must be 1 ms or longer, got {shown(no_later_than)}")
-        properties[Property.NO_LATER_THAN] = str(latest_ms)
-    return properties
 
 
 def deliver_time(delay: Duration | None, deliver_at: datetime | int | None, now_ms: int) -> int:

@@ -18,8 +18,9 @@ from mqtemplate.message import (
     storable,
 )
 from mqtemplate.numbers import INT_MAX, parse_number
+from mqtemplate.pending import pending_key_properties
 from mqtemplate.selectors.tags import tag_problem
-from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties, pending_key_properties
+from mqtemplate.template.delays import check_one_delay, delay_header, delay_properties
 from mqtemplate.template.options import PENDING_KEY_OPTIONS, Destination, SendOptions, parse_destination
 from mqtemplate.user_code import shown
 

@@ -20,7 +20,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.pop import popped_topic
 from mqtemplate.remoting.protocol.sequenced import read_queue_batches
 from mqtemplate.server.acl.settings import Need, Right, group_need, topic_need
-from mqtemplate.server.requests.response import decode_handles
+from mqtemplate.server.requests.refusal import decode_handles
 
 
 class RequestRights(NamedTuple):

@@ -19,8 +19,7 @@ from mqtemplate.results import TransactionState
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.requests.caller import Caller
-from mqtemplate.server.requests.refusal import RefusedError
-from mqtemplate.server.requests.response import decode_handles
+from mqtemplate.server.requests.refusal import RefusedError, decode_handles
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs
 

@@ -41,8 +41,7 @@ from mqtemplate.server.acl.settings import Right
 from mqtemplate.server.core.batches import read_uniform
 from mqtemplate.server.core.producers import ClientRecalls
 from mqtemplate.server.requests.caller import Caller
-from mqtemplate.server.requests.refusal import RefusedError
-from mqtemplate.server.requests.response import decode_handles
+from mqtemplate.server.requests.refusal import RefusedError, decode_handles
 from mqtemplate.server.state.groups import ClientCreations, max_reconsume_times
 from mqtemplate.server.state.settings import BrokerServerSettings
 from mqtemplate.server.state.topics import TopicConfigs

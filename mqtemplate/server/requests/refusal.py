@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mqtemplate.delay.pending_keys import PendingKeyUnknownError
+from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.engine.delayed import NotRecallableError
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -19,6 +20,7 @@ from mqtemplate.errors import (
     StoreError,
     StoreFullError,
 )
+from mqtemplate.remoting.protocol.bodies.own_requests import MAX_HANDLES
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 
@@ -69,3 +71,18 @@ def refusing_invalid() -> Iterator[None]:
         raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, str(exc)) from exc
     except MessageError as exc:
         raise RefusedError(ResponseCode.INVALID_PARAMETER, str(exc)) from exc
+
+
+def decode_handles(text: str | None) -> list[RecallHandle]:
+    """Return the handles of a request.
+
+    Raises:
+        RefusedError: One of them is invalid, or there are more than `MAX_HANDLES`.
+    """
+    parts = [] if text is None else text.split(",", MAX_HANDLES)
+    if len(parts) > MAX_HANDLES:
+        raise RefusedError(
+            ResponseCode.INVALID_PARAMETER, f"one request has at most {MAX_HANDLES} handles; send several requests"
+        )
+    with refusing_invalid():
+        return [decode_handle(part) for part in parts]

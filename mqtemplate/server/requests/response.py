@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from mqtemplate.delay.pending_keys import PendingKeyUnknownError
-from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.errors import PendingKeyError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.own_requests import (
-    MAX_HANDLES,
     Refusal,
     RefusalHeader,
     encode_pending_error,
@@ -21,7 +19,7 @@ from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.fields import CommandHeader
 from mqtemplate.remoting.protocol.headers.message import SendMessageResponseHeader
 from mqtemplate.remoting.protocol.json_header import json_header_template
-from mqtemplate.server.requests.refusal import RefusedError, code_of_error, refusing_invalid
+from mqtemplate.server.requests.refusal import RefusedError, code_of_error
 from mqtemplate.store.flush import WhenFlushed
 from mqtemplate.store.message_store import MessageStore
 
@@ -77,21 +75,6 @@ def call_when_durable(store: MessageStore, end: int, topics: Collection[str], re
             _log.error("server.response_failed", exc_info=exc)
 
     store.confirm_async(end, topics, call)
-
-
-def decode_handles(text: str | None) -> list[RecallHandle]:
-    """Return the handles of a request.
-
-    Raises:
-        RefusedError: One of them is invalid, or there are more than `MAX_HANDLES`.
-    """
-    parts = [] if text is None else text.split(",", MAX_HANDLES)
-    if len(parts) > MAX_HANDLES:
-        raise RefusedError(
-            ResponseCode.INVALID_PARAMETER, f"one request has at most {MAX_HANDLES} handles; send several requests"
-        )
-    with refusing_invalid():
-        return [decode_handle(part) for part in parts]
 
 
 # --- responses to sends -----------------------------------------------------------------------------

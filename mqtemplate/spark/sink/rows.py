@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 from mqtemplate.durations import duration_ms
 from mqtemplate.errors import DestinationError, MessageError
 from mqtemplate.message import DELAY_PROPERTIES, RESERVED_PROPERTIES, Message, Property, joined_keys, storable
+from mqtemplate.pending import pending_key_properties
 from mqtemplate.record.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from mqtemplate.remoting.protocol.messages import BATCH_FRONT_FIELDS, LONGEST_PROPERTIES, EncodedBatch
 from mqtemplate.spark.sink.options import COLUMNS, SinkOptions
-from mqtemplate.template.delays import pending_key_properties
 from mqtemplate.topics import check_send_topic
 
 

@@ -365,4 +365,5 @@ class KeyLimitContract:
         assert group.receive() == []
         group.until_visible(_SHORT_MS)
 
-        assert _bodies(group.take(2)) == ["a0", "b2"]
+        # One of each tenant; without an order of keys "a1" may be before "a0", which is delivered again.
+        assert [body[0] for body in _bodies(group.take(2))] == ["a", "b"]

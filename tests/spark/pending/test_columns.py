@@ -11,7 +11,7 @@ pytest.importorskip("pyspark", reason="the view needs PySpark")
 
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.errors import CorruptRecordError
-from mqtemplate.message import Message
+from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.spark.pending.reader import create_reader
 from mqtemplate.testing import Harness
@@ -41,6 +41,7 @@ def as_row(message: PendingMessage) -> dict[str, Any]:
         "bornTimestamp": message.born_timestamp,
         "storeTimestamp": message.store_timestamp,
         "handle": message.handle,
+        "pendingKey": message.pending_key,
     }
 
 
@@ -61,6 +62,8 @@ def fill(broker: EmbeddedBroker, seed: int) -> None:
             properties["DELAY"] = str(choose.randrange(5, 19))
         else:
             properties["TIMER_DELAY_MS"] = str(choose.choice([90_000, 3_600_000, 30 * 86_400_000]) + number)
+        if choose.random() < 0.2:
+            properties[Property.PENDING_KEY] = f"cart-{number}"
         topic = choose.choice(["orders", "invoices", LONG_TOPIC])
         handles.append(broker.sends.send(Message(topic, b"x" * choose.randrange(1, 300), properties)).handle)
     for handle in choose.sample(handles, 20):
