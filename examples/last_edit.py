@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from mqtemplate import MQApplication, RocketMQTemplate, Send, message_listener, service
+from mqtemplate import Clock, MQApplication, RocketMQTemplate, Send, message_listener, service
 
 
 @service
@@ -47,13 +45,9 @@ def mail(text: str) -> None:
     print("mail:", text, flush=True)
 
 
-def create_app(**options: Any) -> MQApplication:
-    """Return the application.
-
-    Args:
-        options: Of `MQApplication`: the broker is in memory unless ``settings`` say otherwise.
-    """
-    return MQApplication(mail, Carts, **{"settings": {"rocketmq.name-server": "embedded:memory"}, **options})
+def create_app(clock: Clock | None = None) -> MQApplication:
+    """Return the application, with a broker in memory."""
+    return MQApplication(mail, Carts, settings={"rocketmq.name-server": "embedded:memory"}, clock=clock)
 
 
 app = create_app()
