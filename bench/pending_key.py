@@ -32,7 +32,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.hand_over_kill import Journal, KilledProcess
+from bench.hand_over_application import Journal
+from bench.hand_over_kill import KilledProcess
 from bench.measure import BODY, quiet, report, resident_mib, run, scratch_folder
 from bench.peer.rocketmq import free_port
 from mqtemplate.broker import Broker

@@ -250,15 +250,21 @@ class PendingKeys:
         with self._lock, ExitStack() as locks:
             keys = [draft.pending.key for draft, _ in drafts if draft.pending is not None]
             newest = {key: self._newest(topic, key) for key in keys}
+            pending: dict[str, PendingRecord | None] = {}
             if any(record is not None and record.topic in self._delay_stores for record in newest.values()):
                 locks.enter_context(self._both_locks())
-                newest = {key: self._newest(topic, key) for key in keys}  # one may have been released meanwhile
+                for key in keys:
+                    pending[key] = self._pending_at(newest[key])
+                    if pending[key] is None:  # it may have been released or moved before the locks were taken
+                        newest[key] = self._newest(topic, key)
+                        pending[key] = self._pending_at(newest[key])
             if before is None:  # with the locks: from here on none of these messages moves to another broker
                 for key in keys:
                     self.check(key, topic)
             plan = _KeyedAppend()
             for draft, msg_id in drafts:
-                self._decide(plan, draft, msg_id, topic, newest)
+                name = "" if draft.pending is None else draft.pending.key
+                self._decide(plan, draft, msg_id, topic, newest.get(name), pending.get(name))
             records = [*plan.news, *plan.markers]
             if before is not None:
                 records.insert(0, before(plan.news[0] if plan.news else None))
@@ -284,21 +290,21 @@ class PendingKeys:
         draft: RecordDraft,
         msg_id: str,
         topic: str,
-        newest: Mapping[str, KeyedRecord | None],
+        newest: KeyedRecord | None,
+        first: PendingRecord | None,
     ) -> None:
         """Add the records of one message.
 
         Args:
-            newest: Pending key -> its newest record. If one of them is delayed, the caller holds the locks.
+            newest: The newest record with its pending key.
+            first: The same, if it is pending; then the caller holds the locks.
         """
         request = draft.pending
         if request is None:
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, None))
             return
-        last = newest[request.key]
-        first = None if last is None else self._pending_at(last)
         if first is None:
-            is_delivered = last is not None and last.topic not in self._delay_stores
+            is_delivered = newest is not None and newest.topic not in self._delay_stores
             outcome = PendingOutcome(PendingDecision.STORED, already_delivered=is_delivered)
             plan.results.append(self._stored(plan.add(draft), draft, msg_id, topic, outcome))
             return
@@ -321,10 +327,10 @@ class PendingKeys:
                 first.entry.due_ms,
             )
 
-    def _pending_at(self, newest: KeyedRecord) -> PendingRecord | None:
-        """Return a record if it is pending."""
-        delay_store = self._delay_stores.get(newest.topic)
-        record = None if delay_store is None else self._lookup.at(newest.physical_offset)
+    def _pending_at(self, newest: KeyedRecord | None) -> PendingRecord | None:
+        """With the locks: return a record if it is pending."""
+        delay_store = None if newest is None else self._delay_stores.get(newest.topic)
+        record = None if newest is None or delay_store is None else self._lookup.at(newest.physical_offset)
         if delay_store is None or record is None:
             return None
         entry = delay_store.find_now(record)

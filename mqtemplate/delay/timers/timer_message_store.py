@@ -50,6 +50,7 @@ _log = get_logger("mqtemplate.delay")
 TIMER_METRICS_FILE = "config/timermetrics"
 _INTERVAL_MS = 30_000  # a write takes several flushes, and only operators read the file
 _MOST_TOPICS = 10_000
+_REST_MS, _FEW = 2, 128  # see `TimerMessageStore._rests`
 
 
 class TimerMetrics:
@@ -142,6 +143,7 @@ class TimerMessageStore(DelayStore):
         self._replay = TimerReplay(store)
         self._metrics = TimerMetrics(store.store_files)
         self._cursor = 0  # queue offset in the timer topic: earlier messages are on the wheel, or need not be
+        self._enqueued_ms = -_REST_MS  # steady time at which messages were put on the wheel last
         self._catch_up_to = 0  # the end of the topic at the start: no slot opens before the cursor is there
         self._is_rebuilt = False  # the files were rebuilt at this start
         self._replay_offset: int | None = 0  # start of the part of the log that a recovery has to replay
@@ -235,6 +237,8 @@ class TimerMessageStore(DelayStore):
         """Put new messages on the wheel and release due ones, a bounded number. Return the time of the next call."""
         if moved_ms := self._clock_watch.moved_ms():
             self._shaper.clock_moved(moved_ms)
+        if self._rests():
+            return now_ms + _REST_MS
         is_blocked = not self._enqueue(now_ms)
         backlog = self._backlog
         if backlog is None:
@@ -246,6 +250,17 @@ class TimerMessageStore(DelayStore):
             backlog.close_slots(now_ms)
         has_more = self._cursor < self._store.consume_queue(TIMER_TOPIC, 0).max_offset
         return now_ms if has_more else self._next_call(backlog, now_ms)
+
+    def _rests(self) -> bool:
+        """Return True if few messages have arrived since others were put on the wheel a moment ago.
+
+        To put one on the wheel costs nearly as much as to put a hundred, and each send would wake the thread for it. A
+        timer that is due meanwhile is released 2 ms late.
+        """
+        if self._backlog is None or self._store.clock.is_virtual:
+            return False
+        unread = self._store.consume_queue(TIMER_TOPIC, 0).max_offset - self._cursor
+        return 0 < unread < _FEW and self._store.clock.steady_ms() - self._enqueued_ms < _REST_MS
 
     def _condemn(self, exc: TimerLogDamageError) -> StoreError:
         """Stop using damaged files. Return the error to raise."""
@@ -287,6 +302,7 @@ class TimerMessageStore(DelayStore):
             arrivals, counted = arrivals[is_new], counted & is_new
         backlog.take_in(arrivals, now_ms)
         self._cursor = cursor + len(units)
+        self._enqueued_ms = self._store.clock.steady_ms()
         counts = Counter(compress(topics, counted.tolist()))
         self._metrics.add({topic.decode("utf-8", "replace"): counts[topic] for topic in counts if topic}, now_ms)
         return True

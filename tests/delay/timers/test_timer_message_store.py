@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from mqtemplate.clock import SystemClock
+from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.backlog import parking_slots
 from mqtemplate.delay.timers.intake import TimerTopicReader
@@ -37,6 +37,39 @@ def test_a_timer_arrives_at_its_millisecond(engine: DelayEngine, delay_ms: int) 
     assert engine.bodies() == []
     engine.advance(1)
     assert [message.at_ms - start for message in engine.arrived()] == [delay_ms]
+
+
+class TimedClock(VirtualClock):
+    """A clock that only a test moves, for code that does something else on a virtual clock."""
+
+    is_virtual = False
+
+
+def test_timers_that_arrive_one_by_one_are_put_on_the_wheel_together(open_engine: OpenEngine) -> None:
+    """Each send wakes the service, which holds the lock of sends and cancels meanwhile. Many do not have to wait."""
+    engine = open_engine(clock=TimedClock())
+
+    def unread() -> int:
+        return engine.store.consume_queue(TIMER_TOPIC, 0).max_offset - engine.timer._cursor
+
+    def send_and_step(count: int = 1) -> int:
+        for _ in range(count):
+            engine.send(b"x", TIMER_DELAY_MS=MINUTE)
+        engine.timer.step()
+        return unread()
+
+    assert [send_and_step() for _ in range(4)] == [0, 1, 2, 3]
+    assert engine.timer.step() == engine.clock.now_ms() + 2
+    engine.clock.move_ms(2)
+    engine.timer.step()
+    assert unread() == 0
+    assert send_and_step(128) == 0
+
+    engine.send(b"soon", TIMER_DELAY_MS=1)
+    engine.timer.step()
+    engine.clock.move_ms(2)
+    engine.timer.step()
+    assert engine.bodies() == [b"soon"]
 
 
 @pytest.mark.feature("A16")
