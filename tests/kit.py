@@ -1,4 +1,4 @@
-"""The fixtures of the test kit in one, applications in memory, and handlers that are plain or async."""
+"""The fixtures of the test kit in one, applications in memory, handlers that are plain or async, and a timed clock."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ from mqtemplate import MQApplication, VirtualClock
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.testing import Harness, RecordingTemplate
 from mqtemplate.testing.harness import StartApp
+
+
+class TimedClock(VirtualClock):
+    """A clock that only a test, or a wait, moves, for code that does something else on a virtual clock."""
+
+    is_virtual = False
 
 
 @dataclass(frozen=True)

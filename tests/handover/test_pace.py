@@ -6,17 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from mqtemplate.clock import VirtualClock
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.pace import FIRST_WINDOW, LEAST_WINDOW, MOST_WINDOW, Pace
+from tests.kit import TimedClock
 
 ALL_THE_TIME = MoverSettings(busy_share=1, rate=100_000)
-
-
-class TimedClock(VirtualClock):
-    """A clock that only a test moves, and a wait, for code that waits on a clock of the machine."""
-
-    is_virtual = False
 
 
 class Steps:

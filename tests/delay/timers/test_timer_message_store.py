@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from mqtemplate.clock import SystemClock, VirtualClock
+from mqtemplate.clock import SystemClock
 from mqtemplate.delay.settings import TimerSettings
 from mqtemplate.delay.timers.backlog import parking_slots
 from mqtemplate.delay.timers.intake import TimerTopicReader
@@ -17,6 +17,7 @@ from mqtemplate.services import ServiceThread
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine
+from tests.kit import TimedClock
 from tests.waiting import PATIENCE_S
 
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -37,12 +38,6 @@ def test_a_timer_arrives_at_its_millisecond(engine: DelayEngine, delay_ms: int) 
     assert engine.bodies() == []
     engine.advance(1)
     assert [message.at_ms - start for message in engine.arrived()] == [delay_ms]
-
-
-class TimedClock(VirtualClock):
-    """A clock that only a test moves, for code that does something else on a virtual clock."""
-
-    is_virtual = False
 
 
 def test_timers_that_arrive_one_by_one_are_put_on_the_wheel_together(open_engine: OpenEngine) -> None:

@@ -18,7 +18,6 @@ from mqtemplate.brokers.remote.delayed.index import (
     IndexPosition,
     PendingIndex,
 )
-from mqtemplate.clock import VirtualClock
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.errors import BrokerError
 from mqtemplate.message import Property
@@ -27,6 +26,7 @@ from mqtemplate.remoting.protocol import RequestCode, ResponseCode
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from tests.brokers.remote.clients import remote
 from tests.brokers.remote.system_topics import DAY_MS, SLOT_MS, SystemTopics
+from tests.kit import TimedClock
 
 MINUTE_MS = 60_000
 SOURCE = IndexedSource("broker-a", TIMER_TOPIC, 0)
@@ -280,22 +280,13 @@ def test_the_state_says_how_far_the_first_read_is(cluster: SystemTopics, tmp_pat
     assert (sum(counted), after.read, after.total, after.notes) == (1, 1, 1, ())
 
 
-class PacedClock(VirtualClock):
-    """A clock that only the reader moves, when it waits; the threads of the client take it for a real one."""
-
-    is_virtual = False
-
-    def __init__(self) -> None:
-        super().__init__(time.time_ns() // 1_000_000)
-
-
 def test_no_more_records_a_second_are_read_than_the_rate_allows_over_all_queues(
     cluster: SystemTopics, tmp_path: Path
 ) -> None:
     for number in range(7):
         cluster.timer(f"M{number}", number)
         cluster.store(SCHEDULE_TOPIC, number % 2, **{Property.UNIQ_KEY: f"L{number}"})
-    clock = PacedClock()
+    clock = TimedClock(time.time_ns() // 1_000_000)  # the threads of the client take it for a real one
     with console(cluster, tmp_path, pending_read_rate=2, clock=clock) as broker:
         found, read_at_ms = broker.delay_console, list[tuple[int, int]]()
         assert found is not None
@@ -315,7 +306,7 @@ def test_an_update_after_the_first_one_does_not_wait_for_records_that_were_read_
 ) -> None:
     for number in range(4):
         cluster.timer(f"M{number}", number)
-    clock = PacedClock()
+    clock = TimedClock(time.time_ns() // 1_000_000)  # the threads of the client take it for a real one
     with console(cluster, tmp_path, pending_read_rate=2, clock=clock) as broker:
         assert broker.delay_console is not None
         broker.delay_console.update_index(lambda count: None)
