@@ -18,29 +18,33 @@ from mqtemplate.broker.admin import (
 )
 from mqtemplate.broker.broker import (
     Broker,
+    BrokerLifecycle,
     Capability,
     CopyFollower,
     CopyHealth,
     RetentionHold,
     StoreHealth,
     TopicMessageType,
+    not_running,
 )
-from mqtemplate.broker.parts import (
-    CheckTransaction,
+from mqtemplate.broker.consumers import (
     ConsumeFromWhere,
     Consumer,
     ConsumerGroups,
     ConsumerSpec,
-    DelayConsole,
-    DelayedMessages,
     MessageModel,
-    MessageReader,
-    MessageSends,
     PopConsumers,
-    QueuedMessage,
     QueueLock,
     ReceivedMessage,
     Registration,
+)
+from mqtemplate.broker.parts import (
+    CheckTransaction,
+    DelayConsole,
+    DelayedMessages,
+    MessageReader,
+    MessageSends,
+    QueuedMessage,
     ReleaseCauses,
     Requests,
     Transactions,
@@ -52,6 +56,7 @@ __all__ = [
     "MAX_IN_FLIGHT_SHOWN",
     "Broker",
     "BrokerAdmin",
+    "BrokerLifecycle",
     "Capability",
     "CheckTransaction",
     "ConsumeFromWhere",
@@ -88,6 +93,7 @@ __all__ = [
     "TopicMessageType",
     "TopicSettings",
     "Transactions",
+    "not_running",
     "refuse_then",
     "unknown_name",
 ]

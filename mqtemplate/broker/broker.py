@@ -12,31 +12,75 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from os import getpid
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mqtemplate.broker.admin import BrokerAdmin
-from mqtemplate.broker.parts import (
+from mqtemplate.broker.consumers import (
     ConsumerGroups,
+    PopConsumers,
+)
+from mqtemplate.broker.parts import (
     DelayConsole,
     DelayedMessages,
     MessageReader,
     MessageSends,
-    PopConsumers,
     Requests,
     Transactions,
 )
 from mqtemplate.clock import Clock
-from mqtemplate.errors import UnsupportedError
+from mqtemplate.errors import BrokerClosedError, UnsupportedError
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Metrics
+from mqtemplate.processes import OwnerProcess
 from mqtemplate.results import DiskSpace
 from mqtemplate.services import Service
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:  # few programs hand messages over
     from mqtemplate.broker.hand_over import DelayLimits, FoundRecords, OldBroker
+
+
+def not_running(name: str) -> BrokerClosedError:
+    """Return the error for a call of a broker that is not open."""
+    return BrokerClosedError(f"broker {name!r} is not running; call start() first, or use it in a with block")
+
+
+class BrokerLifecycle:
+    """State of a broker that stores messages: open or not, and its process. The parts check it at each call of a user.
+
+    Args:
+        name: Name of the broker.
+        place: Where it stores messages, for the error in a forked process.
+
+    Attributes:
+        is_open: True between start and close.
+        owner: The process that started the broker.
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        self._name = name
+        self._owner_text = f"broker {name!r} ({place}), with the templates and consumers that use it,"
+        self.owner = OwnerProcess(self._owner_text)
+        self.is_open = False
+
+    def begin(self) -> None:
+        """Belong to this process from now on."""
+        self.owner = OwnerProcess(self._owner_text)
+
+    def check(self) -> None:
+        """Check that the broker is open.
+
+        Raises:
+            BrokerClosedError: It is not running.
+            ForkedError: The parent process has started it.
+        """
+        if not self.is_open:
+            raise not_running(self._name)
+        if getpid() != self.owner.pid:  # not `owner.check`: each send comes here
+            raise self.owner.error()
 
 
 class Capability(Enum):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mqtemplate.broker import QueuedMessage
+from mqtemplate.broker import BrokerLifecycle, QueuedMessage
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.pending import NO_LIMIT, PendingView, ScanLimit
@@ -18,7 +18,6 @@ from mqtemplate.delay.schedule_message_service import ClockCorrection, ScheduleM
 from mqtemplate.delay.settings import DelayLevels, TimerSettings
 from mqtemplate.delay.timers.timer_message_store import TimerMessageStore
 from mqtemplate.engine.drafts import DraftMaker
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import ConfigurationError, MessageError, SendError, StoreError, StoreFormatError
@@ -140,7 +139,7 @@ class LocalDelayedMessages:
         store: MessageStore,
         settings: EmbeddedSettings,
         topic_names: Callable[[], Sequence[str]],
-        lifecycle: EngineLifecycle,
+        lifecycle: BrokerLifecycle,
         routes: TopicRoutes,
         drafts: DraftMaker,
     ) -> None:

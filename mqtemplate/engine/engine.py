@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mqtemplate.broker import Capability
+from mqtemplate.broker import BrokerLifecycle, Capability
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.delay.settings import DelayLevels, tags_code_of
 from mqtemplate.engine.checkers import TransactionChecker
@@ -16,7 +16,6 @@ from mqtemplate.engine.delayed import ChangedDelayLevels, LocalDelayedMessages
 from mqtemplate.engine.drafts import DraftMaker
 from mqtemplate.engine.figures import FiguresRing
 from mqtemplate.engine.groups import CommittedOffsets, Groups, LocalGroups
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.pop.journal import PopJournal
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.engine.reader import MessageFinder, QueueReader, Reader
@@ -110,7 +109,7 @@ class Engine:
             MemoryStoreFiles() if self.path is None else FolderStoreFiles(self.path)
         )
         where = "in memory" if self.path is None else f"store directory {self.path}"
-        self.lifecycle = lifecycle = EngineLifecycle(name, where)
+        self.lifecycle = lifecycle = BrokerLifecycle(name, where)
         self._threads: dict[str, ServiceThread] = {}
         self._hand_over: LocalHandOver | None = None
         self._remote: ConnectedClients | None = None

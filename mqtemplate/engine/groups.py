@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
 
-from mqtemplate.broker import ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel, QueueLock
+from mqtemplate.broker import BrokerLifecycle, ConsumeFromWhere, Consumer, ConsumerSpec, MessageModel, QueueLock
 from mqtemplate.engine.clients import ConsumerGroupInfo
 from mqtemplate.engine.group_rules import SentBack, allocate_averagely, check_same_group, sent_back_message
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
 from mqtemplate.engine.topics import TopicRoutes
 from mqtemplate.errors import BrokerClosedError, CorruptRecordError, DeletedRecordError, ListenerError
@@ -501,7 +500,7 @@ class Groups:
     _send_back: Callable[[SentBack], None]
     committed: CommittedOffsets
     _pop: PopProgressChanges
-    _lifecycle: EngineLifecycle
+    _lifecycle: BrokerLifecycle
 
     def __post_init__(self) -> None:
         self._has_remote_members: Callable[[str], bool] = lambda group: False

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from mqtemplate.broker import BrokerLifecycle
 from mqtemplate.broker.hand_over import (
     HandOverCounts,
     HandOverError,
@@ -35,7 +36,6 @@ from mqtemplate.converters.readable import count_text
 from mqtemplate.delay.control import DelayController
 from mqtemplate.delay.delay_store import is_marker
 from mqtemplate.engine.key_query import KeyQuery
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import MessageFinder
 from mqtemplate.engine.transactions import TransactionService
 from mqtemplate.errors import StoreFormatError
@@ -111,7 +111,7 @@ class LocalHandOver:
         delayed: MovableMessages,
         transactions: TransactionService,
         finder: MessageFinder,
-        lifecycle: EngineLifecycle,
+        lifecycle: BrokerLifecycle,
     ) -> None:
         self._store = store
         self._topics = topics

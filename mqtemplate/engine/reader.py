@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from mqtemplate.broker import BrokerLifecycle
 from mqtemplate.engine.key_query import KeyQuery
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.errors import CorruptRecordError, DeletedRecordError, MessageError, OffsetOutOfRangeError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import HostAddress, MessageExt, MessageQueue, parse_offset_msg_id
@@ -242,7 +242,7 @@ class Reader:
     """
 
     def __init__(
-        self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: EngineLifecycle
+        self, store: MessageStore, queues: QueueReader, finder: MessageFinder, lifecycle: BrokerLifecycle
     ) -> None:
         self._store = store
         self._queues = queues

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mqtemplate.broker import ConsumeFromWhere, RetentionHold
+from mqtemplate.broker import BrokerLifecycle, ConsumeFromWhere, RetentionHold
 from mqtemplate.engine.group_activity import GroupActivity, GroupMembers, GroupTopic
 from mqtemplate.engine.groups import LocalGroups
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.reader import QueueReader
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import StoreError
@@ -143,7 +142,7 @@ class Retention:
         reader: QueueReader,
         offsets: ConsumerOffsets,
         local_groups: LocalGroups,
-        lifecycle: EngineLifecycle,
+        lifecycle: BrokerLifecycle,
     ) -> None:
         self._is_on = settings.keep_unread_messages
         self._lifecycle = lifecycle

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from logging import ERROR, INFO, WARNING
 from typing import NamedTuple
 
-from mqtemplate.broker import CheckTransaction, Registration
+from mqtemplate.broker import BrokerLifecycle, CheckTransaction, Registration
 from mqtemplate.delay.pending_keys import MessageChanges
 from mqtemplate.engine.checkers import LocalCheckers, TransactionCheck, TransactionChecker
 from mqtemplate.engine.drafts import DraftMaker
@@ -28,7 +28,6 @@ from mqtemplate.engine.half_messages import (
     op_draft,
     renewed_draft,
 )
-from mqtemplate.engine.lifecycle import EngineLifecycle
 from mqtemplate.engine.settings import EmbeddedSettings
 from mqtemplate.errors import (
     CorruptRecordError,
@@ -112,7 +111,7 @@ class TransactionService:
         offsets: ConsumerOffsets,
         drafts: DraftMaker,
         settings: EmbeddedSettings,
-        lifecycle: EngineLifecycle,
+        lifecycle: BrokerLifecycle,
         delays: MessageChanges,
     ) -> None:
         self._store = store

@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from mqtemplate.broker import Broker
+from mqtemplate.broker import Broker, not_running
 from mqtemplate.brokers.remote.cluster.failures import Outages, log_failure
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.errors import BrokerClosedError, BrokerError
+from mqtemplate.errors import BrokerError
 from mqtemplate.event_log import get_logger
 from mqtemplate.processes import OwnerProcess
 from mqtemplate.services import Service, ServiceThread
@@ -113,9 +113,7 @@ class ClientBroker(Broker, Generic[ClientT]):
     @property
     def _client(self) -> ClientT:
         if self._started is None:
-            raise BrokerClosedError(
-                f"broker {self.name!r} is not running; call start() first, or use it in a with block"
-            )
+            raise not_running(self.name)
         return self._started
 
     def outage(self) -> str | None:

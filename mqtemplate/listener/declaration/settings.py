@@ -9,7 +9,7 @@ from enum import Enum
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mqtemplate.broker.parts import ConsumeFromWhere, ConsumerSpec, MessageModel
+from mqtemplate.broker.consumers import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.durations import Duration, duration_ms, format_ms, warn_of_unit
 from mqtemplate.errors import ListenerError
 from mqtemplate.selectors.tags import Selector
