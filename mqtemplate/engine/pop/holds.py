@@ -113,21 +113,24 @@ class HeldPops:
         return found
 
     def _arrived(self, watch: _TopicWatch) -> None:
-        watch.arrivals += 1  # before the keys are read: see `add`
-        if watch.keys:
-            with self._lock:
-                self._ready |= watch.keys
+        with self._lock:
+            watch.arrivals += 1  # two threads without the lock could count one arrival, which `add` takes as none
+            self._ready |= watch.keys
+            is_awaited = bool(watch.keys)
+        if is_awaited:
             self._wake()
 
     def changed(self, key: HoldKey) -> None:
         """Note that a pop of *key* may find messages now, for another reason than new ones."""
-        if key in self._held:
-            with self._lock:
-                if key in self._held:
-                    self._ready.add(key)
+        with self._lock:  # a pop that found nothing is added before or after both: it must not wait for the next change
+            found = self._watches.get(key.topic)
+            if found is not None:
+                found[0].arrivals += 1
+            is_awaited = key in self._held
+            if is_awaited:
+                self._ready.add(key)
+        if is_awaited:
             self._wake()
-        elif (found := self._watches.get(key.topic)) is not None:
-            found[0].arrivals += 1
 
     def all_changed(self) -> None:
         """Note that all pops may find messages now."""
