@@ -27,7 +27,11 @@ RULES = Path(__file__).parents[1] / "docs" / "grafana" / "alerts.yml"
 TOKEN = "fleet-day-token-of-loopback"
 SCRAPE_S = 2
 DISK_MIB = 256
-_THRESHOLDS = {"_behind_seconds) > 300": "_behind_seconds) > 15", "_group_lag) > 1000": "_group_lag) > 100"}
+_THRESHOLDS = {
+    "_behind_seconds) > 300": "_behind_seconds) > 15",
+    "_group_lag) > 1000": "_group_lag) > 100",
+    "_overdue_seconds) > 3600": "_overdue_seconds) > 15",
+}
 _LIMIT_S = 180.0
 _SHORTEST_WINDOW_S = 4 * SCRAPE_S
 _TARGETS, _WORKERS = 3, 4
@@ -142,6 +146,7 @@ class Fleet:
         self.ports = {name: free_port() for name in ("broker", "shop", "mail", "prometheus")}
         self._disk: Program | None = None
         self._filler: Program | None = None
+        self._copy = folder / "copy"
         self._stops_sending = threading.Event()
         self.broker = self._broker()
         self.applications = {name: self._application(name) for name in ("shop", "mail")}
@@ -178,7 +183,8 @@ class Fleet:
         # Small files: the disk is small, too.
         small = {"mapped-file-size-commit-log": _MIB, "mapped-file-size-consume-queue": 20_000}
         small |= {"max-hash-slot-num": 5_000, "max-index-num": 20_000}
-        folder = self._settings("broker", server=server, broker=small)
+        copy = {"to": self._copy.as_uri(), "snapshot-interval": "5s", "max-lag": "20s"}
+        folder = self._settings("broker", server=server, broker=small, copy=copy)
         if server:
             self.new_certificate(days=90)
         store = folder / "store"
@@ -343,6 +349,28 @@ class Fleet:
     def purge_dead_letters(self) -> None:
         command = [sys.executable, "-m", "mqtemplate", "dlq", "purge", "shop", "--all", "--yes"]
         subprocess.run([*command, "-n", self.names], check=True, capture_output=True, cwd=self.folder)
+
+    def break_copy(self) -> None:
+        """Put a file where the folder of the copy was: root may write into a folder that nobody may write."""
+        self._copy.rename(self._copy.with_name("copy-moved"))
+        self._copy.touch()
+
+    def mend_copy(self) -> None:
+        self._copy.unlink()
+        self._copy.with_name("copy-moved").rename(self._copy)
+
+    def take_over_copy(self) -> None:
+        """Write the epoch of another process into the copy, as a second owner does."""
+        epochs = self._copy / "epochs"
+        newest = json.loads(max(epochs.iterdir()).read_text())
+        self._taken = epochs / f"{newest['number'] + 1:08d}.json"
+        self._taken.write_text(json.dumps({**newest, "number": newest["number"] + 1, "host": "machine-b"}))
+
+    def give_copy_back(self) -> None:
+        """Delete that epoch, and start the server again: it has ended copying for good."""
+        self._taken.unlink()
+        self.broker.end()
+        self.broker.start()
 
     def fill_disk(self, up_to: float, s_per_mib: float) -> None:
         """Let another program use the disk of the server up to a part."""

@@ -64,6 +64,7 @@ def incidents(fleet: Fleet) -> Iterator[Incident]:
             lambda: fleet.new_certificate(1),
             lambda: fleet.new_certificate(90),
         )
+    yield from _of_the_copy(fleet)
     if fleet.has_disk:
         yield from _of_the_disk(fleet)
 
@@ -142,6 +143,16 @@ def _of_clocks(fleet: Fleet) -> Iterator[Incident]:
         fleet.restart_mail,
         [Alert(f"Mqtemplate{name}", "mail") for name in ("JobGone", "ProcessGone", "WorkerDown")],  # it is restarted
     )
+
+
+def _of_the_copy(fleet: Fleet) -> Iterator[Incident]:
+    behind, fails, refused, old, gone = (
+        Alert(f"Mqtemplate{name}", "broker")
+        for name in ("CopyBehind", "CopyFails", "CopyRefused", "CopySnapshotOld", "ProcessGone")
+    )
+    yield Incident("copy cannot be written", [fails, behind, old], fleet.break_copy, fleet.mend_copy)
+    # The server reads the epochs with its signs of life, each twenty seconds. It is restarted for the repair.
+    yield Incident("copy is taken over", [refused], fleet.take_over_copy, fleet.give_copy_back, [behind, old, gone], 5)
 
 
 def _of_the_disk(fleet: Fleet) -> Iterator[Incident]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mqtemplate.console.sources import BrokerSource, FolderSource, OpenSource
     from mqtemplate.handover.control import application_hand_over
     from mqtemplate.operations.audit import AuditLog
+    from mqtemplate.running.reload import accounts_watched
 
 __all__ = [
     "MOUNT",
@@ -44,6 +45,7 @@ __all__ = [
     "ManagementServer",
     "OpenSource",
     "Place",
+    "accounts_watched",
     "application_dashboard",
     "application_hand_over",
     "asgi_app",
@@ -69,6 +71,7 @@ __getattr__ = late_import(
     {
         "Access": "mqtemplate.console.access",
         "AuditLog": "mqtemplate.operations.audit",
+        "accounts_watched": "mqtemplate.running.reload",
         "application_hand_over": "mqtemplate.handover.control",
         **dict.fromkeys(("Actuator", "ActuatorSources", "asgi_app", "managed_actuator", "wsgi_app"), _ACTUATOR),
         **dict.fromkeys(("Dashboard", "DashboardServer", "dashboard_asgi_app", "dashboard_wsgi_app"), _DASHBOARD),

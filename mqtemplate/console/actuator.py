@@ -70,8 +70,8 @@ RELOAD = "reload"
 _RECENT = 100
 _MAX_ACCOUNT = 255
 _SCRAPE_TIMEOUT = "x-prometheus-scrape-timeout-seconds"
-_SCRAPE_PART = 0.8
-"""Part of the timeout of a scrape after which a process that has not answered counts as one that hangs."""
+_SCRAPE_PART, _SCRAPE_WAIT_S = 0.8, 2.0
+"""Part of the timeout of a scrape, and time, after which a process that has not answered counts as one that hangs."""
 
 Query = Sequence[tuple[str, str]]
 
@@ -397,7 +397,7 @@ def _scrape_wait_s(request: HttpRequest) -> float | None:
         timeout_s = float(request.headers.get(_SCRAPE_TIMEOUT, ""))
     except ValueError:
         return None
-    return timeout_s * _SCRAPE_PART if timeout_s > 0 else None
+    return min(timeout_s * _SCRAPE_PART, _SCRAPE_WAIT_S) if timeout_s > 0 else None
 
 
 def _available(sources: ActuatorSources) -> set[str]:

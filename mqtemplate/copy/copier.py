@@ -37,6 +37,7 @@ from mqtemplate.copy.objects import ObjectStore, open_objects
 from mqtemplate.engine.settings import CopyOptions, EmbeddedSettings
 from mqtemplate.errors import ConfigurationError, CopyError
 from mqtemplate.event_log import get_logger
+from mqtemplate.metrics import MetricKind, MetricSample
 from mqtemplate.processes import OPEN_FLAGS
 from mqtemplate.services import Service, ServiceThread, wall_time
 from mqtemplate.store.files.disk import pread
@@ -98,7 +99,7 @@ class Copier:
         self._log_start = 0
         self._due_ms = self._started_ms = self._clock.steady_ms()
         self._sign_due_ms = 0
-        self._snapshot_due_ms = 0
+        self._snapshot_due_ms = self._started_ms
         self._copied_ms: int | None = None
         self._snapshot_ms: int | None = None
         self._followers: list[CopyFollower] = []
@@ -109,8 +110,8 @@ class Copier:
         self.refusal: str | None = None
         self._copied_bytes = store.metrics.counter("copy.copied_bytes")
         self._failures = store.metrics.counter("copy.failures")
-        store.metrics.gauge("copy.lag_bytes", lambda: self.health().lag_bytes)
-        store.metrics.gauge("copy.lag_ms", lambda: self.health().lag_ms)
+        self._gaps = store.metrics.counter("copy.gaps")
+        store.metrics.add_collector(self._samples)
 
     # --- the service ---------------------------------------------------------------------------
 
@@ -196,6 +197,23 @@ class Copier:
             lease_ms=self._options.lease,
             followers=tuple(self._followers),
         )
+
+    def _samples(self) -> Iterator[MetricSample]:
+        """Yield the gauges of the copy; ``copy.snapshot_age_ms`` once it has a snapshot."""
+        health = self.health()
+        gauges: dict[str, int | None] = {
+            "copy.lag_bytes": health.lag_bytes,
+            "copy.lag_ms": health.lag_ms,
+            "copy.max_lag_ms": health.max_lag_ms,
+            "copy.failing": int(health.error is not None and not health.is_refused),
+            "copy.refused": int(health.is_refused),
+            "copy.fenced": int(self.lease is not None and self.lease.refusal() is not None),
+            "copy.snapshot_age_ms": None if health.snapshot_ms is None else self._clock.now_ms() - health.snapshot_ms,
+            "copy.snapshot_overdue_ms": max(self._clock.steady_ms() - self._snapshot_due_ms, 0),
+        }
+        for name, value in gauges.items():
+            if value is not None:
+                yield MetricSample(name, MetricKind.GAUGE, value, {})
 
     def _running_ms(self) -> int:
         return self._clock.steady_ms() - self._started_ms
@@ -426,7 +444,7 @@ class Copier:
             if piece.name.start == piece.name.end or piece.end > end:
                 continue
             if piece.end <= start:
-                _log.error("copy.gap", to=self._to, missing_bytes=start - piece.end, **_GAP)
+                self._report_gap(start - piece.end)
                 return start
             log = catalogue.segment(piece.name).log
             first = max(piece.name.start, start)
@@ -445,9 +463,19 @@ class Copier:
     def _restart_after_gap(self, start: int) -> None:
         """Continue after files that were deleted before they were copied."""
         assert self._epoch is not None, "the copy has begun"
-        _log.error("copy.gap", to=self._to, missing_bytes=start - self._end, **_GAP)
+        self._report_gap(start - self._end)
         self._create_epoch(self._epoch.number + 1, start, self._epoch.time_ms)
         self._due_ms = self._clock.steady_ms()
+
+    def _report_gap(self, missing_bytes: int) -> None:
+        self._gaps.add()
+        _log.error(
+            "copy.gap",
+            to=self._to,
+            missing_bytes=missing_bytes,
+            reason="files of the commit log were deleted before they were copied",
+            hint="the copy has no moment in between; it goes on with what the store has now",
+        )
 
     def _show_that_it_lives(self, epoch: Epoch) -> None:
         # The sign first: a follower that saw none of it has created its epoch before, which is found then.
@@ -473,12 +501,6 @@ class Copier:
         sign = Alive(self._clock.now_ms(), self._copied_ms or 0, is_closed, self._options.lease or 0)
         self._objects.put(alive_object(self._epoch.number), to_json(sign))
         self._sign_due_ms = self._clock.steady_ms() + self._sign_ms
-
-
-_GAP = {
-    "reason": "files of the commit log were deleted before they were copied",
-    "hint": "the copy has no moment in between; it goes on with what the store has now",
-}
 
 
 class CopiedBroker(EmbeddedBroker):

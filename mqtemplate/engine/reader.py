@@ -41,11 +41,13 @@ class QueueReader:
         self._max_body_bytes = max_body_bytes
 
     def min_offset(self, queue: MessageQueue) -> int:
-        """Return the first queue offset that exists."""
-        return self._queue(queue).min_offset
+        """Return the first queue offset that exists; 0 for a queue without messages, which is not opened for that."""
+        return self._queue(queue).min_offset if self._is_stored(queue) else 0
 
     def max_offset(self, queue: MessageQueue) -> int:
         """Return one past the last queue offset that is visible."""
+        if not self._is_stored(queue):
+            return 0
         consume_queue = self._queue(queue)
         confirm = self._store.confirm_offset
         if confirm >= self._store.end_offset:
@@ -164,6 +166,9 @@ class QueueReader:
             return False
         units = consume_queue.unit_tuples(0, 1)
         return not units or self._store.end_offset - units[0][0] <= _YOUNG_QUEUE_BYTES
+
+    def _is_stored(self, queue: MessageQueue) -> bool:
+        return self._store.has_queue(queue.topic, queue.queue_id)
 
     def _queue(self, queue: MessageQueue) -> ConsumeQueue:
         return self._store.consume_queue(queue.topic, queue.queue_id)

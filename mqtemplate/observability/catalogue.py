@@ -178,8 +178,15 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     # --- continuous copy of the store directory
     _gauge("copy.lag_bytes", "By", "Bytes of the commit log that are not in the copy"),
     _gauge("copy.lag_ms", "s", "Time since everything was in the copy; 0 if everything is"),
+    _gauge("copy.max_lag_ms", "s", "Time that mqtemplate.copy.max-lag allows for that"),
+    _gauge("copy.failing", "1", "1 while the last attempt to copy has failed; it is tried again"),
+    _gauge("copy.refused", "1", "1 after copying has ended because the place belongs to another process or folder"),
+    _gauge("copy.fenced", "1", "1 while nothing is accepted or released because the lease of the copy is over"),
+    _gauge("copy.snapshot_age_ms", "s", "Age of the last snapshot in the copy"),
+    _gauge("copy.snapshot_overdue_ms", "s", "Time by which the next snapshot is overdue; 0 if it is not due"),
     _counter("copy.copied_bytes", "By", "Bytes written to the copy, compressed"),
     _counter("copy.failures", "{attempt}", "Failed attempts to write to the copy"),
+    _counter("copy.gaps", "{gap}", "Times that files were deleted before they were copied"),
     # --- hand-over to another broker
     _counter("hand_over.moved", "{message}", "Pending messages that moved to the new broker"),
     _counter("hand_over.returned", "{message}", "Pending messages that the new broker refused"),

@@ -15,6 +15,7 @@ from types import FrameType
 from mqtemplate.clock import Clock, SystemClock
 from mqtemplate.context.application import MQApplication
 from mqtemplate.context.config.files import ENV_FILE
+from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.logging import change_level
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker import acl_settings
@@ -153,10 +154,18 @@ class ConfigReload:
             if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
                 handler = _HangUp(lambda: self.request("SIGHUP"), signal.getsignal(signal.SIGHUP))
                 stack.enter_context(handled_signals(handler, signal.SIGHUP))
-            runner = ServiceRunner(self._watch, self._clock, "mqtemplate-reload", _report)
-            runner.start()
-            stack.callback(runner.stop)
+            stack.enter_context(self.watching())
             yield
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the files inside the context; for a program whose signals belong to others."""
+        runner = ServiceRunner(self._watch, self._clock, "mqtemplate-reload", _report)
+        runner.start()
+        try:
+            yield
+        finally:
+            runner.stop()
 
     def request(self, reason: str) -> None:
         """Reload soon, in the thread that watches the files. A signal handler may call this."""
@@ -301,3 +310,21 @@ def reload_of(app: MQApplication) -> ConfigReload:
     found = ConfigReload(settings, lambda: read_again(settings), parts)
     app.context.on_reload(found.reload)  # for its actuator
     return found
+
+
+@contextmanager
+def accounts_watched(context: ApplicationContext) -> Iterator[None]:
+    """Inside the context, let the accounts of an application's dashboard follow changes of the configuration's files.
+
+    ``mqtemplate run`` reloads more than them, and then this has no effect. Any other program has started the
+    application itself, and keeps its signals.
+    """
+    settings = context.settings
+    if context.can_reload or not settings.mqtemplate.server.acl.enabled:
+        yield
+        return
+    parts = [accounts_part(lambda: context.get(AccessControl))]
+    reload = ConfigReload(settings, lambda: read_again(settings), parts, clock=context.brokers["broker"].clock)
+    context.on_reload(reload.reload)
+    with reload.watching():
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Protocol
 
 from mqtemplate import Broker, Schedules
@@ -35,6 +36,7 @@ class Management:
         self._mounts = mounts
         self._address: ManagementAddress | None = None
         self._mounted: dict[str, Mounted] = {}
+        self._watching = ExitStack()
 
     def start(self) -> None:
         settings = self._context.settings.mqtemplate.management
@@ -44,6 +46,10 @@ class Management:
         if settings.metrics.opentelemetry:
             observed.export_to_opentelemetry()
         self._mounted = {prefix: self._context.get(kind) for prefix, kind in self._mounts.items()}
+        if self._mounted:
+            from mqtemplate.console import accounts_watched  # few applications have a dashboard
+
+            self._watching.enter_context(accounts_watched(self._context))
         if settings.port is not None:
             handlers = {prefix: each.handle for prefix, each in self._mounted.items()}
             self._address = management_address(self._context.settings, self._context.get(Actuator), handlers)
@@ -59,6 +65,7 @@ class Management:
                     checks.add(f"{kind}.{name}", check)
 
     def stop(self) -> None:
+        self._watching.close()
         if self._address is not None:
             self._address.stop()
         for each in self._mounted.values():

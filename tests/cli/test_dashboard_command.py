@@ -352,6 +352,58 @@ def test_several_are_on_one_address_and_one_that_does_not_answer_stops_nothing(t
     assert 'href="/at/eu/"' in overview
 
 
+def test_the_places_of_the_configuration_are_shown_without_options(tmp_path: Path) -> None:
+    """A place has a broker, an application, or both, and each broker its own account. An option shows another one."""
+    for name in ("server", "console"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "server" / "application.yml").write_text(ACCOUNTS + account("owner-1", "admin: true"))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        absent = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    console, folder = ("--config", str(tmp_path / "console")), f"embedded:{tmp_path / 'store'}"
+    with place("folder", tmp_path, prepare), BrokerProcess(tmp_path / "server") as server:
+        (tmp_path / "console" / "application.yml").write_text(
+            "mqtemplate.dashboard.places:\n"
+            f"  stored: {{name-server: '{folder}'}}\n"
+            f"  served: {{name-server: '{server.name_server}', access-key: owner-1, secret-key: {SECRET}}}\n"
+            f"  mails: {{application: '{absent}', token: {TOKEN}}}\n"
+        )
+        with dashboard(*console) as link, dashboard(*console, "-n", folder) as link_of_one:
+            client, base = Client(), base_of(link)
+            client.get(link)
+            overview = client.get(base)[1]
+            stored, served = (client.get(f"{base}at/{name}/topics") for name in ("stored", "served"))
+            mails = client.get(f"{base}at/mails/listeners")
+            client.get(link_of_one)
+            one = client.get(f"{base_of(link_of_one)}topics")
+
+    assert {f'href="/at/{name}/"' in overview for name in ("stored", "served", "mails")} == {True}
+    assert (stored[0], "orders" in stored[1]) == (200, True)
+    assert served[0] == 200
+    assert mails[0] == 503, "a place that does not answer has the error on its pages only"
+    assert (one[0], "orders" in one[1]) == (200, True)
+
+
+@pytest.mark.parametrize(
+    ("places", "error"),
+    [
+        ("{'e u': {name-server: '10.0.0.1:9876'}}", "must have names of letters, digits, '.', '_' and '-'"),
+        ("{eu: {token: 0123456789abcdef}}", "shows nothing; give 'name-server', 'application', or both"),
+        ("{eu: {application: 10.0.0.5}}", "must be http://host:port"),
+        ("{eu: {name-server: '10.0.0.1:9876', access-key: me}}", "needs 'secret-key' beside it; give both or none"),
+    ],
+)
+def test_wrong_places_are_errors_with_file_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], places: str, error: str
+) -> None:
+    (tmp_path / "application.yml").write_text(f"mqtemplate:\n  dashboard:\n    places: {places}\n")
+
+    result = CommandLine("", tmp_path, capsys).plain("dashboard", "--config", str(tmp_path))
+
+    assert result.code == 1
+    assert error in " ".join(result.errors.split())
+    assert "application.yml:3" in result.errors
+
+
 def test_names_that_are_given_twice_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = CommandLine("", tmp_path, capsys)
 

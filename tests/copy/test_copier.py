@@ -88,6 +88,12 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     return Shop(tmp_path, monkeypatch)
 
 
+def copy_metrics(broker: EmbeddedBroker) -> dict[str, float]:
+    """Return the metrics of the copy by their names without the prefix."""
+    found = broker.metrics.snapshot()
+    return {name.removeprefix("copy."): value for name, value in found.items() if name.startswith("copy.")}  # type: ignore[misc]
+
+
 def send(broker: EmbeddedBroker, *bodies: str) -> None:
     for body in bodies:
         broker.sends.send(Message("orders", body.encode()))
@@ -145,6 +151,34 @@ def test_health_is_down_above_the_allowed_lag(shop: Shop) -> None:
         found = checks.read().components["copy"]
         assert found.status is Status.DOWN
         assert found.details["error"] == f"{shop.url}: no route to host"
+
+
+def test_the_metrics_show_a_place_that_fails_and_a_snapshot_that_is_overdue(shop: Shop) -> None:
+    """The snapshot of each hour is written in time, then it waits for the place."""
+    with shop.broker(snapshot_interval=3_600_000, max_lag=60_000) as broker:
+        harness = Harness(broker)
+        assert "snapshot_age_ms" not in copy_metrics(broker), "there is no snapshot before the first step"
+        harness.advance("10m")
+        before = copy_metrics(broker)
+
+        shop.objects.is_down = True
+        send(broker, "one")
+        harness.advance("2h")
+        meanwhile = copy_metrics(broker)
+        shop.objects.is_down = False
+        harness.advance("2m")
+        after = copy_metrics(broker)
+
+    assert (before["failing"], before["refused"], before["fenced"], before["gaps"]) == (0, 0, 0, 0)
+    assert before["lag_ms"] == before["snapshot_overdue_ms"] == 0
+    assert before["max_lag_ms"] == 60_000
+    assert before["snapshot_age_ms"] == pytest.approx(600_000, abs=2_000)
+    assert (meanwhile["failing"], meanwhile["refused"]) == (1, 0)
+    assert meanwhile["lag_ms"] == pytest.approx(7_200_000, abs=2_000)
+    assert meanwhile["snapshot_age_ms"] == pytest.approx(7_800_000, abs=2_000)
+    assert meanwhile["snapshot_overdue_ms"] == pytest.approx(4_200_000, abs=2_000)
+    assert (after["failing"], after["lag_ms"], after["snapshot_overdue_ms"]) == (0, 0, 0)
+    assert after["snapshot_age_ms"] < 120_000
 
 
 def test_segments_of_a_minute_become_one(shop: Shop, tmp_path: Path) -> None:
@@ -267,9 +301,10 @@ def test_an_owner_stops_when_another_has_taken_over(shop: Shop) -> None:
         assert shop.objects.create(newer.object, to_json(newer))
 
         harness.advance("21s")
-        health = broker.copy_health()
+        health, metrics = broker.copy_health(), copy_metrics(broker)
 
     assert health.is_refused
+    assert (metrics["refused"], metrics["failing"]) == (1, 0), "it is not tried again"
     assert health.error is not None
     assert "on machine-b has taken over the copy" in health.error
     assert "two brokers have one history now: stop one of them" in health.error
@@ -349,6 +384,7 @@ def test_deleted_files_that_were_not_copied_are_a_gap(shop: Shop, caplog: pytest
         shop.objects.is_down = False
         harness.advance("2m")
         expected = state_of(broker)
+        assert copy_metrics(broker)["gaps"] == 1
 
     assert any("copy.gap" in each.msg and "missing_bytes" in each.msg for each in caplog.records)
     assert verify_copy(shop.url).problems == ()

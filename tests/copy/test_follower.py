@@ -25,7 +25,7 @@ from mqtemplate.observability.settings import HealthSettings
 from mqtemplate.store.files.store_files import ABORT_FILE
 from mqtemplate.testing import Harness
 from tests.copy.recorded import RecordedRun, opened_state, small_settings, state_of
-from tests.copy.test_copier import Shop, send
+from tests.copy.test_copier import Shop, copy_metrics, send
 
 LEASE_MS = 9_000
 
@@ -184,10 +184,12 @@ def test_an_owner_with_a_lease_accepts_nothing_while_its_copy_takes_no_sign_of_l
             "have taken over; nothing is accepted or released until it takes one again",
         ):
             send(broker, "refused")
+        assert copy_metrics(broker)["fenced"] == 1
         assert state_of(broker).delivered == ["still"]
 
         shop.objects.is_down = False
         harness.advance("5s")
+        assert copy_metrics(broker)["fenced"] == 0
         send(broker, "again")
         assert state_of(broker).delivered == ["still", "later", "again"]
     logged = [each.msg.split()[0] for each in caplog.records]

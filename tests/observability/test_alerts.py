@@ -67,6 +67,7 @@ OF_CONSOLE = 'job="rocketmq",instance="c",mqtemplate_broker="broker-a"'
 AT_CONSOLE = {"instance": "c", "mqtemplate_broker": "broker-a"}
 TOPIC_LATE = f'mqtemplate_delay_lag_seconds_bucket{{{OF_CONSOLE},messaging_destination_name="orders",le='
 QUIET = None
+MIB = 1 << 20
 
 
 def failed(next_step: str) -> str:
@@ -75,6 +76,10 @@ def failed(next_step: str) -> str:
 
 def gauge(name: str) -> str:
     return f"mqtemplate_{name}{{{BROKER}}}"
+
+
+COPY_LAG = gauge("copy_lag_seconds")
+COPY_MAX_LAG = gauge("copy_max_lag_seconds")
 
 
 def flat(value: float, minutes: int) -> str:
@@ -239,6 +244,36 @@ INCIDENTS = [
     Incident("a group keeps old files for a day", "MqtemplateRetentionHeld",
              {f"mqtemplate_store_retention_held{{{BROKER},{GROUP}}}": f"{flat(5000, 1500)} {flat(0, 10)}"},
              {1400: QUIET, 1441: {**AT_BROKER, **OF_GROUP}, 1505: QUIET}),
+    # --- copy of the store directory
+    Incident("the place of the copy does not answer for half an hour", "MqtemplateCopyBehind",
+             {COPY_LAG: f"{flat(0.5, 10)} 60+60x29 {flat(0.4, 10)}", COPY_MAX_LAG: flat(600, 50)},
+             {9: QUIET, 20: QUIET, 21: AT_BROKER, 39: AT_BROKER, 41: QUIET}),
+    Incident("a place that is slow for some minutes", "MqtemplateCopyBehind",
+             {COPY_LAG: f"{flat(1, 10)} 60+60x7 {flat(1, 10)}", COPY_MAX_LAG: flat(600, 28)}, {18: QUIET, 27: QUIET}),
+    Incident("more is stored than the place takes, until less is stored", "MqtemplateCopyLagGrows",
+             {gauge("copy_lag_bytes"): f"{flat(0, 10)} 0+{20 * MIB}x60 {1200 * MIB}-{60 * MIB}x20"},
+             {14: QUIET, 28: QUIET, 30: AT_BROKER, 70: AT_BROKER, 91: QUIET}),
+    Incident("a burst of a gigabyte is copied in five minutes", "MqtemplateCopyLagGrows",
+             {gauge("copy_lag_bytes"): f"{flat(0, 10)} {1000 * MIB}-{200 * MIB}x5 {flat(0, 30)}"},
+             {11: QUIET, 20: QUIET, 45: QUIET}),
+    Incident("the place of the copy cannot be written", "MqtemplateCopyFails",
+             {gauge("copy_failing_ratio"): f"{flat(0, 10)} {flat(1, 10)} {flat(0, 5)}"},
+             {11: QUIET, 12: AT_BROKER, 19: AT_BROKER, 20: QUIET}),
+    Incident("one attempt to copy fails", "MqtemplateCopyFails",
+             {gauge("copy_failing_ratio"): f"{flat(0, 10)} 1 {flat(0, 5)}"}, {10: QUIET, 12: QUIET}),
+    Incident("another process takes over the copy, and this one is stopped", "MqtemplateCopyRefused",
+             {gauge("copy_refused_ratio"): "0 0 1 1 stale"}, {1: QUIET, 2: AT_BROKER, 3: AT_BROKER, 4: QUIET}),
+    Incident("the lease is over, then the place answers again", "MqtemplateCopyFenced",
+             {gauge("copy_fenced_ratio"): "0 0 1 1 0"}, {1: QUIET, 2: AT_BROKER, 3: AT_BROKER, 4: QUIET}),
+    Incident("the snapshot of a day is an hour late, then written", "MqtemplateCopySnapshotOld",
+             {gauge("copy_snapshot_overdue_seconds"): f"{flat(0, 10)} 60+60x90 {flat(0, 5)}"},
+             {69: QUIET, 74: QUIET, 75: AT_BROKER, 100: AT_BROKER, 101: QUIET}),
+    Incident("retention outruns the copy", "MqtemplateCopyGap",
+             {gauge("copy_gaps_total"): f"{flat(0, 10)} {flat(1, 30)}"}, {9: QUIET, 11: AT_BROKER, 25: QUIET}),
+    Incident("a broker is started with a gap", "MqtemplateCopyGap",
+             {gauge("copy_gaps_total"): f"{'_ ' * 10} {flat(1, 30)}"}, {9: QUIET, 10: AT_BROKER, 25: QUIET}),
+    Incident("a broker that had a gap is restarted", "MqtemplateCopyGap",
+             {gauge("copy_gaps_total"): f"{flat(1, 30)} stale {flat(0, 20)}"}, {29: QUIET, 32: QUIET, 50: QUIET}),
     # --- server
     Incident("a client opens too many connections", "MqtemplateConnectionsRefused",
              {gauge("server_refused_connections_total"): f"{flat(0, 10)} {flat(3, 30)}"},

@@ -43,6 +43,22 @@ def test_topics_have_their_messages_and_their_kind(access: BrokerAccess) -> None
     assert topics["SCHEDULE_TOPIC_XXXX"].kind is TopicKind.SYSTEM
 
 
+def test_a_list_of_topics_opens_no_queues_without_messages() -> None:
+    """A dashboard lists thousands of topics with many queues, of which few have a message."""
+    with EmbeddedBroker(None) as broker:
+        broker.create_topic("orders", 8)
+        used = broker.queues("orders")[3]
+        broker.sends.send(Message("orders", b"x"), used)
+        admin = BrokerAccess(broker).admin
+
+        [orders] = [each for each in admin.topics() if each.name == "orders"]
+
+        assert [(each.min_offset, each.max_offset) for each in orders.queues] == [
+            (0, 1 if n == 3 else 0) for n in range(8)
+        ]
+        assert broker.store.queue_ids("orders") == [3]
+
+
 def test_topics_have_the_shapes_of_their_releases_in_the_names_of_the_settings() -> None:
     """A client of the server reads them from its configuration; other topics have none."""
     shapes = {

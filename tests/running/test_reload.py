@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from mqtemplate.remoting.protocol.headers.group import GetMaxOffsetRequestHeader
 from mqtemplate.running.reload import ConfigReload, ReloadablePart, reload_of
 from mqtemplate.running.server import READ_BY_SERVER, local_cluster, reloadable_parts
 from mqtemplate.server import LocalCluster
+from mqtemplate.testing import Harness
 from tests.console.pages import COMPLETE, MANAGEMENT_TOKEN
 from tests.remoting.certificates import Certificates, has_openssl
 from tests.server.tool import Tool, pull_header
@@ -383,36 +385,77 @@ def test_a_missing_certificate_keeps_the_former_one_and_its_expiry_is_a_metric(t
 # --- an application -----------------------------------------------------------------------------
 
 
-def test_the_accounts_of_the_dashboard_of_an_application_are_read_again(tmp_path: Path) -> None:
-    """Who leaves the team loses the dashboard without a restart; with a wrong file all stays as it was."""
+class AccountsShop:
+    """An application with a dashboard and accounts, started by a program of its own on a virtual clock."""
 
-    def accounts(*names: str) -> str:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, *names: str) -> None:
+        """Write the configuration with these accounts."""
         found = ", ".join(f"{{access-key: {each}, secret-key: {SECRET}, role: viewer}}" for each in names)
         dashboard = f"{{enabled: true, token: {MANAGEMENT_TOKEN}, dashboard: {{enabled: true}}}}"
         acl = f"{{enabled: true, accounts: [{found}]}}"
         broker = "rocketmq: {name-server: 'embedded:memory'}"
-        return f"{broker}\nmqtemplate: {{server: {{acl: {acl}}}, management: {dashboard}}}"
+        write(self._folder, f"{broker}\nmqtemplate: {{server: {{acl: {acl}}}, management: {dashboard}}}")
 
-    write(tmp_path, accounts("night-shift", "day-shift"))
-    with MQApplication(config_folder=tmp_path, clock=VirtualClock()) as app:
-        client = TestClient(dashboard_asgi_app(app.get(Dashboard)), base_url="http://localhost")
-        reload = reload_of(app)
+    def application(self) -> MQApplication:
+        return MQApplication(config_folder=self._folder, clock=VirtualClock())
 
-        def may_enter(name: str) -> bool:
-            keys = {"access_key": name, "secret_key": SECRET}
-            return client.post("/sign-in", data=COMPLETE | keys, follow_redirects=False).status_code == 303
 
-        before = [may_enter(each) for each in ("night-shift", "day-shift", "new-hand")]
+def browser(app: MQApplication) -> TestClient:
+    return TestClient(dashboard_asgi_app(app.get(Dashboard)), base_url="http://localhost")
+
+
+def may_enter(client: TestClient, name: str) -> bool:
+    keys = {"access_key": name, "secret_key": SECRET}
+    return client.post("/sign-in", data=COMPLETE | keys, follow_redirects=False).status_code == 303
+
+
+def test_the_accounts_of_the_dashboard_of_an_application_are_read_again(tmp_path: Path) -> None:
+    """Who leaves the team loses the dashboard without a restart; with a wrong file all stays as it was."""
+    shop = AccountsShop(tmp_path)
+    shop.write("night-shift", "day-shift")
+    with shop.application() as app:
+        client, reload = browser(app), reload_of(app)
+
+        before = [may_enter(client, each) for each in ("night-shift", "day-shift", "new-hand")]
         session = client.get("/topics").status_code
-        write(tmp_path, accounts())
+        shop.write()
         wrong = reload.reload("SIGHUP")
         kept = client.get("/topics").status_code
-        write(tmp_path, accounts("new-hand"))
+        shop.write("new-hand")
         right = reload.reload("SIGHUP")
-        after = [may_enter(each) for each in ("night-shift", "day-shift", "new-hand")]
+        after = [may_enter(client, each) for each in ("night-shift", "day-shift", "new-hand")]
 
     assert (before, session, kept) == ([True, True, False], 200, 200)
     assert "there are no accounts" in wrong.problems[0]
     assert (right.problems, right.needs_restart) == ([], [])
     assert {each.partition("[")[0] for each in right.changed} == {"mqtemplate.server.acl.accounts"}
     assert after == [False, False, True]
+
+
+def test_a_program_that_starts_its_application_itself_reads_changed_accounts_too(tmp_path: Path) -> None:
+    """Without `mqtemplate run`, in a web server for example: when the file has changed, and by its actuator. The
+    handler of SIGHUP stays that of the program."""
+    handler = signal.getsignal(signal.SIGHUP)
+    shop = AccountsShop(tmp_path)
+    shop.write("night-shift")
+    with shop.application() as app:
+        client, harness = browser(app), Harness(app)
+        before = may_enter(client, "night-shift")
+        session = client.get("/topics").status_code
+
+        shop.write("night-shift", "new-hand")
+        harness.advance("6s")
+        added = [may_enter(client, each) for each in ("night-shift", "new-hand")]
+        shop.write("new-hand")
+        by_request = app.context.reload("request")
+        after = [may_enter(client, each) for each in ("night-shift", "new-hand")]
+        during = signal.getsignal(signal.SIGHUP)
+
+    assert (before, session) == (True, 200)
+    assert added == [True, True]
+    assert {each.partition("[")[0] for each in by_request.changed} == {"mqtemplate.server.acl.accounts"}
+    assert after == [False, True]
+    assert during == handler

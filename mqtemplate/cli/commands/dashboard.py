@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mqtemplate.console.fleet import Place
     from mqtemplate.console.site import ServedPages
     from mqtemplate.console.sources import BrokerSource
+    from mqtemplate.context.settings.features import PlaceSettings
     from mqtemplate.operations.audit import AuditLog
     from mqtemplate.server.acl.access import AccessControl
 
@@ -52,7 +53,7 @@ class ShownPlaces:
             "-n",
             metavar="[NAME=]NAME-SERVER",
             help="a broker, as 'host:port;host:port' or 'embedded:FOLDER' (default: rocketmq.name-server of "
-            "application.yml); may be repeated",
+            "application.yml, or the brokers of mqtemplate.dashboard.places); may be repeated",
         ),
     ] = field(default_factory=list)
     application: Annotated[
@@ -81,6 +82,10 @@ class ShownPlaces:
             if name_servers:
                 raise typer.BadParameter("give --store or --name-server, not both", param_hint="--store")
             call = dataclasses.replace(call, folder=self.store)
+        elif not (name_servers or applications) and (places := call.settings().mqtemplate.dashboard.places):
+            found = {name: _configured_place(call, place) for name, place in places.items()}
+            yield several_dashboards(found, access=access, audit=audit)
+            return
         if len(name_servers) > 1 or len(applications) > 1:
             yield several_dashboards(self._places(call, name_servers, applications), access=access, audit=audit)
             return
@@ -139,11 +144,32 @@ def _named(option: str, values: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _late_source(call: CommandCall) -> BrokerSource:
-    """Return one of several brokers: a cluster that does not answer must not stop the others."""
+def _configured_place(call: CommandCall, place: PlaceSettings) -> Place:
+    """Return a place of ``mqtemplate.dashboard.places``."""
+    from mqtemplate.console.fleet import Place
+
+    source = documents = None
+    if place.name_server is not None:
+        account: dict[str, object] = {}
+        if place.access_key is not None and place.secret_key is not None:
+            secret_key = place.secret_key.get_secret_value()
+            account = {"rocketmq__producer__access_key": place.access_key, "rocketmq__producer__secret_key": secret_key}
+        source = _late_source(dataclasses.replace(call, name_server=place.name_server), **account)
+    if place.application is not None:
+        token = token_of(call, None) if place.token is None else place.token.get_secret_value()
+        documents = ActuatorClient(place.application, token)
+    return Place(source, documents)
+
+
+def _late_source(call: CommandCall, **account: object) -> BrokerSource:
+    """Return one of several brokers: a cluster that does not answer must not stop the others.
+
+    Args:
+        account: Keys of the account there, see `CommandCall.settings`.
+    """
     from mqtemplate.console.sources import ClusterSource, FolderSource
 
-    settings = call.settings()
+    settings = call.settings(**account)
     cluster = cluster_of(settings)
     if cluster is not None:
         return ClusterSource(cluster, str(call.name_server or settings.rocketmq.name_server))

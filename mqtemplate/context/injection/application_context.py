@@ -180,6 +180,11 @@ class ApplicationContext:
         """Let *reload* read the configuration again while the application runs. It gets the reason, for the log."""
         self._reload = reload
 
+    @property
+    def can_reload(self) -> bool:
+        """True if `reload` reads the configuration again."""
+        return self._reload is not None
+
     def reload(self, reason: str) -> ReloadedConfig:
         """Read the configuration again, and return what has changed.
 

@@ -53,6 +53,7 @@ class MQTemplateSettings(Properties):
     embedded: features.EmbeddedStarterSettings = section()
     logging: features.LoggingSettings = section()
     management: ManagementSettings = section()
+    dashboard: features.DashboardSettings = section()
     schedules: features.SchedulesSettings = section()
     spark: features.SparkSettings = section()
     autoconfigure: features.AutoconfigureSettings = section()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -22,6 +23,7 @@ from mqtemplate.context.settings.properties import (
     duration_in,
     section,
 )
+from mqtemplate.context.settings.rocketmq import parse_name_server
 from mqtemplate.durations import is_bare_number
 from mqtemplate.errors import ListenerError
 from mqtemplate.listener.declaration.attributes import read_exceptions
@@ -225,6 +227,61 @@ class HandOverSettings(Properties):
     def _check_account(self) -> Self:
         check_both_or_none(self, "access_key", "secret_key")
         return self
+
+
+_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class PlaceSettings(Properties):
+    """A broker, an application, or both, that ``mqtemplate dashboard`` shows under ``<name>``, which you choose."""
+
+    name_server: OptionalText = None
+    """The broker, in the forms of ``rocketmq.name-server``."""
+    access_key: OptionalText = None
+    """Account at this broker; by default that of ``rocketmq.producer``."""
+    secret_key: OptionalSecret = None
+    """Its secret key."""
+    application: OptionalText = None
+    """Address of the actuator of a running application: ``http://host:port``."""
+    token: OptionalSecret = None
+    """Token of that application; by default ``mqtemplate.management.token``."""
+
+    @field_validator("name_server")
+    @classmethod
+    def _check_name_server(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_name_server(value)
+        return value
+
+    @field_validator("application")
+    @classmethod
+    def _check_application(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError("must be http://host:port")
+        return value
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.name_server is None and self.application is None:
+            raise ContradictionError("shows nothing; give 'name-server', 'application', or both")
+        check_both_or_none(self, "access_key", "secret_key")
+        return self
+
+
+class DashboardSettings(Properties):
+    """Pages of ``mqtemplate dashboard``; those of an application itself: ``mqtemplate.management.dashboard``."""
+
+    places: dict[str, PlaceSettings] = Field(default_factory=dict)
+    """Brokers and applications, each with a name, if no option of the command names one; see
+    [several](dashboard.md#several-brokers-and-applications)."""
+
+    @field_validator("places")
+    @classmethod
+    def _check_places(cls, value: dict[str, PlaceSettings]) -> dict[str, PlaceSettings]:
+        for name in value:
+            if _PLACE.fullmatch(name) is None:
+                raise ValueError(f"must have names of letters, digits, '.', '_' and '-', at most 64, got {name[:80]!r}")
+        return value
 
 
 class SchedulesSettings(Properties):
