@@ -92,6 +92,8 @@ class ClientRegistration:
             return None  # it could not be created: the reason is known
         if self.engine.groups.local.has_members(group):
             raise mixed_group_error(group)
+        if not without_sub:
+            self.clients.check_subscriptions(owner_of(channel), group, len(consumer.subscription_data_set))
         difference = None if without_sub else self.clients.difference(consumer, channel.client_id)
         if difference is not None and self.strict_subscriptions:
             raise RefusedError(

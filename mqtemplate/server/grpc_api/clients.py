@@ -12,14 +12,14 @@ import itertools
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from mqtemplate.durations import format_ms
 from mqtemplate.engine.checkers import TransactionCheck
-from mqtemplate.engine.clients import ClientNotice, Owner
+from mqtemplate.engine.clients import ClientNotice, Owner, owner_of
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
@@ -294,19 +294,30 @@ class GrpcClients:
         if settings.client_type in _LITE_TYPES:
             raise GrpcRefusedError(Code.NOT_IMPLEMENTED, "lite topics are not implemented; use a push consumer")
         group = check_group_name(settings.subscription.group.name)
-        subscriptions = [self._subscription(entry) for entry in settings.subscription.subscriptions]
+        self._check_subscriptions(context, group, len(settings.subscription.subscriptions))
+        subscriptions = self._subscriptions(settings.subscription.subscriptions)
         self._core.creations.group(context.caller, group)
         client = self._updated(context, settings)
         self._register_consumer(client, group, subscriptions)
         return merged_consumer(settings, self._core.creations.group(context.caller, group))
 
-    def _subscription(self, entry: Any) -> SubscriptionData:
-        topic = check_topic_name(entry.topic.name)
-        kind, expression = filter_of(entry.expression)
-        self._core.subscriptions.compile(kind, expression)
-        return SubscriptionData(
-            topic=topic, sub_string=expression, expression_type=kind, sub_version=self._clock.now_ms()
-        )
+    def _check_subscriptions(self, context: GrpcContext, group: str, count: int) -> None:
+        """Refuse too many subscriptions before they are built: in Python that takes tenths of a second."""
+        client, caller = self.find(context), context.caller
+        owner = caller.owner._replace(connection=0) if client is None else owner_of(client)
+        self._core.clients.check_subscriptions(owner, group, count)
+
+    def _subscriptions(self, entries: Iterable[Any]) -> list[SubscriptionData]:
+        """Return subscriptions whose topics and expressions are valid."""
+        now_ms, built, compiled = self._clock.now_ms(), [], set()
+        for entry in entries:
+            topic = check_topic_name(entry.topic.name)
+            kind, expression = found = filter_of(entry.expression)
+            if found not in compiled:
+                compiled.add(found)
+                self._core.subscriptions.compile(kind, expression)
+            built.append(SubscriptionData(topic=topic, sub_string=expression, expression_type=kind, sub_version=now_ms))
+        return built
 
     def _updated(self, context: GrpcContext, settings: Any) -> GrpcClient:
         """Return the client with new settings; it is created if it is new."""
