@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from contextlib import suppress
 from typing import Any
 
@@ -192,10 +193,11 @@ def test_large_settings_of_empty_subscriptions_are_refused_before_they_are_decod
         stub = tool.channel.stream_stream(
             protos.method_path("Telemetry"), lambda data: data, protos.TelemetryCommand.FromString
         )
-        subscription = b"\x32\xa0\x8d\x06" + b"\x12\x00" * 50_000
+        requests: queue.Queue[bytes] = queue.Queue()  # the stream stays open: its end would end the call
+        requests.put(b"\x12\xa4\x8d\x06" + b"\x32\xa0\x8d\x06" + b"\x12\x00" * 50_000)
 
         with pytest.raises(grpc.RpcError) as caught:
-            next(stub(iter([b"\x12\xa4\x8d\x06" + subscription]), timeout=60, metadata=tool.metadata()))
+            next(stub(iter(requests.get, None), timeout=60, metadata=tool.metadata()))
 
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == (
