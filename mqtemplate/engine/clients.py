@@ -41,7 +41,10 @@ class Owner(NamedTuple):
 
 
 class HeldQuota(Protocol):
-    """Limits how many objects of one kind clients hold. *take* raises an error if a limit would be exceeded."""
+    """Limits how many objects of one kind clients hold. An error is raised if a limit would be exceeded."""
+
+    def check(self, owner: Owner, count: int) -> None:
+        """Raise the error that `take` would raise."""
 
     def take(self, owner: Owner, count: int = 1) -> None:
         """Count *count* more objects of a client: all of them or none."""
@@ -52,6 +55,9 @@ class HeldQuota(Protocol):
 
 class _NoQuota:
     """No limit. A `HeldQuota`."""
+
+    def check(self, owner: Owner, count: int) -> None:
+        """Count nothing."""
 
     def take(self, owner: Owner, count: int = 1) -> None:
         """Count nothing."""
@@ -167,7 +173,8 @@ class ConsumerGroupInfo:
         consume_type, message_model, consume_from_where: RocketMQ's names, from the last heartbeat.
         channels: Members by connection ID.
         subscriptions: Subscriptions by topic. The latest one is valid for all members.
-        expressions: By connection ID, what each member subscribes to: topic -> expression.
+        expressions: By connection ID, what each member subscribes to: topic -> expression. Members with the same
+            subscriptions share one of them.
     """
 
     group: str
@@ -189,10 +196,13 @@ class ConsumerGroupInfo:
 
     def other_subscriptions(self, client_id: str, expressions: dict[str, str]) -> tuple[str, dict[str, str]] | None:
         """Return another member that subscribes to something else, and its expressions; None without one."""
+        equal = {id(expressions)}
         for channel in self.channels.values():
             theirs = self.expressions.get(channel.id, expressions)
-            if channel.client_id != client_id and theirs != expressions:
-                return channel.client_id, theirs
+            if channel.client_id != client_id and id(theirs) not in equal:
+                if theirs != expressions:
+                    return channel.client_id, theirs
+                equal.add(id(theirs))  # members share them: there may be a thousand members, and as many topics
         return None
 
 
@@ -307,6 +317,18 @@ class ClientRegistry:
 
     # --- changes -------------------------------------------------------------------------------
 
+    def check_subscriptions(self, owner: Owner, group: str, count: int) -> None:
+        """Check that a client may have *count* subscriptions in *group*, before they are built to register it.
+
+        Raises:
+            Exception: A quota refuses it.
+        """
+        with self._lock:
+            joined = self._memberships.get(owner.connection)
+            before = 0 if joined is None else joined.consumers.get(group, 0)
+        if count > before:
+            self._subscription_quota.check(owner, count - before)
+
     def register_producer(self, group: str, channel: ClientChannel) -> bool:
         """Add or refresh a producer of *group*. Return True if the group had no other producer.
 
@@ -331,8 +353,12 @@ class ClientRegistry:
         Raises:
             Exception: A quota refuses it: the client has too many groups or subscriptions.
         """
+        # The I/O threads need the lock, too: the work for each subscription is done before it where that is possible.
+        weight = None if without_sub else sum(map(_weight, data.subscription_data_set))
+        latest = {subscription.topic: subscription for subscription in data.subscription_data_set}
+        expressions = _expressions(data)
         with self._lock:
-            self._count_consumer(data, channel, without_sub=without_sub)
+            self._count_consumer(data.group_name, channel, weight)
             names = (data.group_name, data.consume_type, data.message_model, data.consume_from_where)
             before = self.consumers.get(data.group_name) or ConsumerGroupInfo(*names)
             known = before.channels.get(channel.id)
@@ -340,8 +366,8 @@ class ClientRegistry:
             channels = before.channels | {channel.id: channel}
             info = ConsumerGroupInfo(*names, channels, dict(before.subscriptions), dict(before.expressions))
             if not without_sub:
-                is_change |= _update(info.subscriptions, data.subscription_data_set)
-                info.expressions[channel.id] = _expressions(data)
+                is_change |= _update(info.subscriptions, latest)
+                info.expressions[channel.id] = _shared(info.expressions, expressions)
             self.consumers[data.group_name] = info
         if is_change:
             self._on_members_changed(info)
@@ -397,15 +423,14 @@ class ClientRegistry:
             joined = self._memberships[channel.id] = _ConnectionGroups(owner_of(channel))
         return joined
 
-    def _count_consumer(self, data: ConsumerMember, channel: ClientChannel, *, without_sub: bool) -> None:
-        """Count a consumer and its subscriptions."""
-        joined, group = self._memberships_of(channel), data.group_name
+    def _count_consumer(self, group: str, channel: ClientChannel, count: int | None) -> None:
+        """Count a consumer and its subscriptions, which count as *count*; None: they have not changed."""
+        joined = self._memberships_of(channel)
         before = joined.consumers.get(group)
         if before is None:
             self._group_quota.take(joined.owner)
             joined.consumers[group] = before = 0
-        if not without_sub:
-            count = sum(map(_weight, data.subscription_data_set))
+        if count is not None:
             if count > before:
                 self._subscription_quota.take(joined.owner, count - before)
             elif count < before:
@@ -522,22 +547,27 @@ def _expressions(data: ConsumerMember) -> dict[str, str]:
 
 
 def _expression(subscription: TopicSubscription) -> str:
+    text = subscription.sub_string
     if subscription.expression_type == "SQL92":
-        return f"SQL92 {subscription.sub_string}"
-    tags = sorted({tag.strip() for tag in subscription.sub_string.split("||")})
-    return " || ".join(tags)
+        return f"SQL92 {text}"
+    return " || ".join(sorted({tag.strip() for tag in text.split("||")})) if "||" in text else text.strip()
+
+
+def _shared(known: dict[int, dict[str, str]], expressions: dict[str, str]) -> dict[str, str]:
+    """Return the same expressions of another member if one has them, so that all of them are in memory once."""
+    distinct = {id(each): each for each in known.values()}
+    return next((each for each in distinct.values() if each == expressions), expressions)
 
 
 def _describe(expressions: dict[str, str]) -> str:
     return ", ".join(f"{topic}:{expression}" for topic, expression in sorted(expressions.items())) or "no topic"
 
 
-def _update(subscriptions: dict[str, TopicSubscription], received: Iterable[TopicSubscription]) -> bool:
+def _update(subscriptions: dict[str, TopicSubscription], latest: dict[str, TopicSubscription]) -> bool:
     """Take over newer subscriptions and remove missing ones. Return True if the set of topics changed.
 
     Another expression for the same topic does not count. Source: ``ConsumerGroupInfo.updateSubscription``.
     """
-    latest = {subscription.topic: subscription for subscription in received}
     topics_changed = latest.keys() != subscriptions.keys()
     for topic in subscriptions.keys() - latest.keys():
         del subscriptions[topic]

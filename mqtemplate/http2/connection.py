@@ -12,6 +12,7 @@ from collections.abc import Callable
 from mqtemplate.http2 import frames
 from mqtemplate.http2.frames import HEAD, HEAD_BYTES, ErrorCode, Http2Error, frame
 from mqtemplate.http2.hpack import (
+    HeaderBombError,
     HeaderField,
     HeaderListTooLargeError,
     HpackDecoder,
@@ -247,6 +248,8 @@ class Http2Connection:
         except HeaderListTooLargeError as exc:
             self._control.spend(_LARGE_LIST_FRAMES, "lists of fields above the limit")
             raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, str(exc), self._new_id(stream_id)) from None
+        except HeaderBombError as exc:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, str(exc)) from None
         if stream_id <= self.last_stream_id:
             self._on_trailers(stream_id, fields, ends_stream=ends_stream)
             return

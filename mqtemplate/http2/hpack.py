@@ -192,6 +192,7 @@ _MAX_INTEGER = (1 << 28) - 1
 _MAX_RESIZES = 2
 """Between two blocks an encoder needs no more: the smallest size, and the last one. RFC 7541, 4.2."""
 # Small caches: each connection has its own.
+_BOMB_FACTOR = 8
 _MAX_CACHED_BLOCKS = 32
 _MAX_CACHED_BYTES = 512
 _MAX_CACHED_NAMES = 128
@@ -209,6 +210,13 @@ class HpackError(RemoteProtocolError):
 
 class HeaderListTooLargeError(RemoteProtocolError):
     """The fields of a block are larger than the limit. The block was decoded: those after it can be, too."""
+
+
+class HeaderBombError(RemoteProtocolError):
+    """The fields of a block are many times larger than the limit. The rest of it is not decoded: close the connection.
+
+    A block of 16 KiB may refer to 16,000 fields of 4 KiB, which takes milliseconds to decode.
+    """
 
 
 def is_valid_field(name: str, value: str) -> bool:
@@ -252,6 +260,7 @@ class HpackDecoder:
         Raises:
             HpackError: The block is invalid.
             HeaderListTooLargeError: Its fields are larger than the limit.
+            HeaderBombError: They are so by `_BOMB_FACTOR`.
         """
         fields = self._blocks.get(block)
         if fields is None:
@@ -300,6 +309,8 @@ class HpackDecoder:
                     is_static = False
             if total <= limit:
                 fields.append(field)
+            elif total > limit * _BOMB_FACTOR:
+                raise HeaderBombError(f"a header list of more than {total} bytes, allowed are {limit}")
         if total > limit:
             raise HeaderListTooLargeError(f"a header list of {total} bytes, allowed are {limit}")
         if is_static and end <= _MAX_CACHED_BYTES:

@@ -159,7 +159,14 @@ def test_delayed_messages(run: CommandLine) -> None:
 def test_dead_letters(run: CommandLine) -> None:
     first, second, third = run.json("dlq", "ls", "billing")
 
-    assert run.json("dlq", "ls") == [{"group": "billing", "count": 3}]
+    [group] = run.json("dlq", "ls")
+    assert {name: group[name] for name in ("group", "count", "open", "resent", "purged")} == {
+        "group": "billing",
+        "count": 3,
+        "open": 3,
+        "resent": 0,
+        "purged": 0,
+    }
     assert first["cause"] == "shop.CardRefusedError: card 4466 expired"
     assert run.json("dlq", "show", "billing", first["msg_id"])["body"] == '{"number": 0}'
     assert run.json("dlq", "diff", "billing", first["id"])["same_body"]

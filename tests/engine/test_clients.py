@@ -137,3 +137,17 @@ def test_the_retry_topic_of_the_group_is_no_different_subscription() -> None:
     assert registry.difference(with_retry, "one") is None
     different = ConsumerData(group_name="billing", subscription_data_set=[subscription("invoices")])
     assert "one to orders:*" in (registry.difference(different, "third") or "")
+
+
+def test_members_with_the_same_subscriptions_share_them_in_memory() -> None:
+    """A group may have a thousand members with a thousand topics. Each new member is compared with each kind once."""
+    registry = ClientRegistry(VirtualClock())
+    for name, expression in (("one", "a || b"), ("two", "b||a"), ("three", "b"), ("four", "a||b")):
+        channel = ConnectionChannel(RecordingConnection(), name, "JAVA", 1, 0, None, BROKER)  # type: ignore[arg-type]
+        data = ConsumerData(group_name="billing", subscription_data_set=[subscription("orders", expression)])
+        registry.register_consumer(data, channel)
+
+    one, two, three, four = registry.consumers["billing"].expressions.values()
+
+    assert one is two is four
+    assert (one, three) == ({"orders": "a || b"}, {"orders": "b"})

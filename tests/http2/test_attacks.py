@@ -248,10 +248,10 @@ def test_a_header_block_above_the_limit_ends_the_connection() -> None:
 
 
 def test_a_block_that_expands_is_refused_without_its_fields() -> None:
-    """One byte refers to a field of 4,000: 16 KB of them would be 64 MB."""
+    """One byte refers to a field of 4,000."""
     peer = ConnectionPeer()
     peer.send(frame(frames.HEADERS, 5, 1, BLOCK + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000))
-    bomb = BLOCK + b"\xbe" * 15_000
+    bomb = BLOCK + b"\xbe" * 30
 
     [reset] = peer.send(frame(frames.HEADERS, 5, 3, bomb))
 
@@ -259,10 +259,21 @@ def test_a_block_that_expands_is_refused_without_its_fields() -> None:
     assert list(peer.receivers) == [1]
 
 
+def test_a_block_that_expands_a_thousandfold_ends_the_connection() -> None:
+    """16 KB of such references would be 64 MB, which takes milliseconds to decode."""
+    peer = ConnectionPeer()
+    peer.send(frame(frames.HEADERS, 5, 1, BLOCK + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000))
+
+    answers = peer.send(frame(frames.HEADERS, 5, 3, BLOCK + b"\xbe" * 15_000))
+
+    assert ended_by(answers) is ErrorCode.ENHANCE_YOUR_CALM
+    assert list(peer.receivers) == [1]
+
+
 def test_many_blocks_that_expand_end_the_connection() -> None:
     peer = ConnectionPeer(FEW)
     peer.send(frame(frames.HEADERS, 5, 1, BLOCK + b"\x40\x01a\x7f\xa1\x1e" + b"x" * 4_000))
-    bomb = BLOCK + b"\xbe" * 15_000
+    bomb = BLOCK + b"\xbe" * 30
 
     answers = peer.send(*(frame(frames.HEADERS, 5, number, bomb) for number in range(3, 99, 2)))
 

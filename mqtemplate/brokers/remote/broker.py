@@ -39,7 +39,8 @@ class RemoteBroker(ClientBroker[ClusterClient]):
 
     - Each object has its own client id and connections, so several of them in one process share nothing.
     - Its reads return all messages that it has sent.
-    - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`.
+    - `capabilities` depends on the versions of the cluster's brokers. It is set by `start`, and again within seconds
+      after a broker has registered that was away, or after its upgrade.
     """
 
     def __init__(self, settings: RemoteSettings, clock: Clock | None = None) -> None:
@@ -49,10 +50,13 @@ class RemoteBroker(ClientBroker[ClusterClient]):
         self.capabilities = frozenset[Capability]()
 
     def _new_client(self) -> ClusterClient:
-        return ClusterClient(self.settings, self.clock)
+        return ClusterClient(self.settings, self.clock, self._take_capabilities)
+
+    def _take_capabilities(self, found: frozenset[Capability]) -> None:
+        self.capabilities = found
 
     def _opened(self, client: ClusterClient) -> None:
-        self.name, self.capabilities = client.name, client.capabilities()
+        self.name, self.capabilities = client.name, client.known_capabilities
 
     def _leave(self, client: ClusterClient) -> None:
         client.leave()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mqtemplate.broker import Capability, DelayConsole, DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
 from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages, log_failure
@@ -40,15 +42,32 @@ _NO_RECOVERY_MS = 3_600_000  # without lost brokers; the loss of one triggers th
 
 
 class ClusterClient:
-    """All parts of a `RemoteBroker` between one start and the next close."""
+    """All parts of a `RemoteBroker` between one start and the next close.
 
-    def __init__(self, settings: RemoteSettings, clock: Clock) -> None:
+    Args:
+        on_capabilities: Called with the capabilities when they have changed since the start: a broker came, or was
+            upgraded.
+
+    Attributes:
+        known_capabilities: The capabilities that were found last; see `capabilities`.
+    """
+
+    def __init__(
+        self,
+        settings: RemoteSettings,
+        clock: Clock,
+        on_capabilities: Callable[[frozenset[Capability]], None] = lambda found: None,
+    ) -> None:
         self.name = "cluster"
         self._settings = settings
         self._clock = clock
         self._namespace = Namespace(settings.namespace)
         self._is_closing = False
         self._is_proxy = False
+        self._lists_brokers = False  # True if the name servers tell all brokers of the cluster
+        self._on_capabilities = on_capabilities
+        self.known_capabilities = frozenset[Capability]()
+        self._seen_changes = 0  # `ClientInstance.changes` before they were found
         self._refused_heartbeats = 0
         self._lost = LostBrokers(clock)
         self._unsettled_until_ms = 0
@@ -133,9 +152,32 @@ class ClusterClient:
             _log.debug("remote.cluster_info_refused", reason=str(cluster))
             self._routes.existing(AUTO_CREATE_TOPIC)
         else:
+            self._lists_brokers = True
             names = sorted(cluster.broker_addr_table)
             self.name = names[0] if len(names) == 1 else "+".join(sorted(cluster.cluster_addr_table)) or "cluster"
         self._first.heartbeat(self._routes.masters())
+        self._seen_changes = self._first.changes
+        self.known_capabilities = self.capabilities()
+        if self._awaits_brokers:
+            self._recovery.trigger()
+
+    @property
+    def _awaits_brokers(self) -> bool:
+        """True while no broker is registered at the name servers."""
+        return self._lists_brokers and not self._routes.masters()
+
+    def _follow_capabilities(self) -> None:
+        """Report the capabilities if they have changed, once all brokers have registered this client again."""
+        first, masters = self._first, self._routes.masters()
+        changes = first.changes
+        if changes == self._seen_changes or not masters or not all(map(first.is_registered, masters)):
+            return
+        found = self.capabilities()
+        if found != self.known_capabilities:
+            gained, lost = found - self.known_capabilities, self.known_capabilities - found
+            _log.info("remote.capabilities_changed", gained=_names(gained), lost=_names(lost))
+            self._on_capabilities(found)
+        self.known_capabilities, self._seen_changes = found, changes
 
     def capabilities(self) -> frozenset[Capability]:
         """Return the capabilities that all brokers have.
@@ -144,8 +186,10 @@ class ClusterClient:
         The remoting port of RocketMQ's proxy has fewer than the brokers after it.
         """
         first = self._first
-        rocketmq = [first.versions[address] for address in first.versions if not first.announced[address]]
-        each = [announced for address in first.versions if (announced := first.announced[address])]
+        known = set(first.versions)
+        known = known.intersection(self._routes.masters()) or known  # an upgraded broker may have another address
+        rocketmq = [first.versions[address] for address in known if not first.announced[address]]
+        each = [announced for address in known if (announced := first.announced[address])]
         if rocketmq or not each:
             oldest = min(rocketmq, default=int(Version.V5_0_0))
             can_recall = not self._is_proxy and self._recalls.are_enabled()
@@ -226,7 +270,9 @@ class ClusterClient:
         return None
 
     def _heartbeat(self) -> int | None:
-        if self.members.heartbeat():
+        is_answered = self.members.heartbeat()
+        self._follow_capabilities()
+        if is_answered:
             self._refused_heartbeats = 0
             return None
         if not self._lost.is_empty:
@@ -246,13 +292,15 @@ class ClusterClient:
         try:
             if now_ms < self._unsettled_until_ms:
                 self._routes.refresh()
-            if not self._lost.is_empty and self._routes.follow():
+            if (self._awaits_brokers or not self._lost.is_empty) and self._routes.follow():
                 self._unsettled_until_ms = now_ms + _SETTLE_MS
         except RemoteConnectError as exc:
             log_failure(_log, "remote.route_refresh_failed", exc)
         self.members.register()
+        self._follow_capabilities()
         self._lost.update(self._routes.brokers(), self.members.answered())
-        return None if self._lost.is_empty and now_ms >= self._unsettled_until_ms else _RECOVERY_MS
+        is_settled = self._lost.is_empty and not self._awaits_brokers and now_ms >= self._unsettled_until_ms
+        return None if is_settled else _RECOVERY_MS
 
     # --- events --------------------------------------------------------------------------------
 
@@ -282,6 +330,10 @@ class ClusterClient:
 # The proxy has no requests for queries, settings of brokers, replies, and several acknowledgements. Source: RocketMQ
 # ``proxy: RemotingProtocolServer.registerRemotingServer``.
 _NOT_BY_PROXY = frozenset({Capability.QUERY, Capability.PENDING, Capability.REQUEST_REPLY, Capability.POP})
+
+
+def _names(capabilities: frozenset[Capability]) -> list[str]:
+    return sorted(each.name for each in capabilities)
 
 
 def _rocketmq_capabilities(version: int, *, can_recall: bool, is_proxy: bool) -> frozenset[Capability]:

@@ -44,9 +44,12 @@ class FailurePolicy:
     def __init__(self, settings: ListenerSettings, broker: Broker) -> None:
         self._settings = settings
         self._broker = broker
-        self._is_exact = settings.is_pop or Capability.RETRY_DELAY in broker.capabilities
         # On a virtual clock a test gives the same result each time.
         self._random = Random(settings.id) if broker.clock.is_virtual else Random()
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._settings.is_pop or Capability.RETRY_DELAY in self._broker.capabilities  # brokers may be upgraded
 
     def decide(self, message: MessageExt, error: BaseException | None) -> Decision:
         """Return the decision about a message.

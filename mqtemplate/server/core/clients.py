@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mqtemplate.engine.clients import ClientChannel, ClientRegistry, owner_of
+from mqtemplate.engine.clients import ClientChannel, ClientRegistry, ConsumerMember, owner_of
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.message import MessageQueue
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.bodies.own_requests import Refusal, RefusalHeader
 from mqtemplate.remoting.protocol.codes import ResponseCode
 from mqtemplate.server.requests.caller import Caller
@@ -48,7 +47,7 @@ class ClientRegistration:
         self,
         channel: ClientChannel,
         producer_groups: Iterable[str],
-        consumers: Sequence[ConsumerData],
+        consumers: Sequence[ConsumerMember],
         *,
         without_sub: bool,
     ) -> Registered:
@@ -80,7 +79,7 @@ class ClientRegistration:
             self.clients.forget(channel.id)
         return result
 
-    def _register_consumer(self, consumer: ConsumerData, channel: ClientChannel, *, without_sub: bool) -> str | None:
+    def _register_consumer(self, consumer: ConsumerMember, channel: ClientChannel, *, without_sub: bool) -> str | None:
         """Register a consumer. Return a text if another member of its group has other subscriptions.
 
         Raises:
@@ -92,6 +91,8 @@ class ClientRegistration:
             return None  # it could not be created: the reason is known
         if self.engine.groups.local.has_members(group):
             raise mixed_group_error(group)
+        if not without_sub:
+            self.clients.check_subscriptions(owner_of(channel), group, len(consumer.subscription_data_set))
         difference = None if without_sub else self.clients.difference(consumer, channel.client_id)
         if difference is not None and self.strict_subscriptions:
             raise RefusedError(

@@ -257,6 +257,8 @@ def check_type(topic: str, kind: GrpcMessageType, attributes: Mapping[str, str])
 
 _MESSAGES, _BODY = 1, 4
 """Numbers of the fields ``SendMessageRequest.messages`` and ``Message.body``."""
+_SETTINGS, _PUB_SUB = (2,), (5, 6)
+"""Numbers of ``TelemetryCommand.settings``, and of ``Settings.publishing`` and ``Settings.subscription``."""
 _MAX_FIELDS = 1_000
 _MAX_BYTES_BESIDE_BODY = 128 << 10
 _MAX_REQUEST_FIELDS = 10_000
@@ -278,6 +280,33 @@ def check_encoded_fields(data: bytes) -> None:
             raise GrpcRefusedError(
                 Code.PAYLOAD_TOO_LARGE, f"the request has more than {_MAX_REQUEST_FIELDS} fields; send several requests"
             )
+
+
+def check_encoded_settings(data: bytes, max_subscriptions: int) -> None:
+    """Refuse a command with settings of too many topics: its decoding would hold all threads.
+
+    Args:
+        data: A ``TelemetryCommand``.
+
+    Raises:
+        GrpcRefusedError: There are too many.
+    """
+    parts = [(0, len(data))]
+    for numbers, most in ((_SETTINGS, _MAX_FIELDS), (_PUB_SUB, _MAX_FIELDS), ((), max_subscriptions + _MAX_FIELDS)):
+        found, count = [], 0
+        for at, end in parts:
+            while at < end:
+                number, start, at = _next_field(data, at, end)
+                count += 1
+                if count > most:
+                    raise GrpcRefusedError(
+                        Code.TOO_MANY_REQUESTS,
+                        f"the settings have more than {most} fields; a consumer has at most {max_subscriptions} "
+                        "subscriptions: use several, or raise max-subscriptions-per-connection",
+                    )
+                if number in numbers:
+                    found.append((start, at))
+        parts = found
 
 
 def check_encoded_messages(data: bytes, max_messages: int, *, most_inline: int | None = None) -> bool:

@@ -12,14 +12,14 @@ import itertools
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqtemplate.durations import format_ms
 from mqtemplate.engine.checkers import TransactionCheck
-from mqtemplate.engine.clients import ClientNotice, Owner
+from mqtemplate.engine.clients import ClientNotice, Owner, owner_of
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.event_log import get_logger
@@ -29,8 +29,6 @@ from mqtemplate.http2.grpc_server import GrpcCall
 from mqtemplate.message import HostAddress
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.remoting.io_loop import Timer
-from mqtemplate.remoting.protocol.bodies.group import ConsumerData
-from mqtemplate.remoting.protocol.bodies.route import SubscriptionData
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.grpc_api.checks import check_client_properties, check_group_name, check_topic_name
 from mqtemplate.server.grpc_api.client_settings import CONSUMER_TYPES, merged_consumer, merged_producer
@@ -56,6 +54,25 @@ _HANDLED = {
 _NO_TAGS = re.compile(r"(\|\|)+")
 _REQUEST_TIMEOUT_MS = 3_000
 _LITE_TYPES = frozenset({ClientType.LITE_PUSH_CONSUMER, ClientType.LITE_SIMPLE_CONSUMER})
+
+
+class GrpcSubscription(NamedTuple):
+    """A subscription of a consumer. A `TopicSubscription`: a tuple, since a consumer may have thousands of them."""
+
+    topic: str
+    sub_string: str
+    expression_type: str
+    sub_version: int
+
+
+class GrpcConsumer(NamedTuple):
+    """A consumer in its group. A `ConsumerMember`."""
+
+    group_name: str
+    consume_type: str
+    subscription_data_set: list[GrpcSubscription]
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
 
 
 def filter_of(expression: Any) -> tuple[str, str]:
@@ -294,19 +311,30 @@ class GrpcClients:
         if settings.client_type in _LITE_TYPES:
             raise GrpcRefusedError(Code.NOT_IMPLEMENTED, "lite topics are not implemented; use a push consumer")
         group = check_group_name(settings.subscription.group.name)
-        subscriptions = [self._subscription(entry) for entry in settings.subscription.subscriptions]
+        self._check_subscriptions(context, group, len(settings.subscription.subscriptions))
+        subscriptions = self._subscriptions(settings.subscription.subscriptions)
         self._core.creations.group(context.caller, group)
         client = self._updated(context, settings)
         self._register_consumer(client, group, subscriptions)
         return merged_consumer(settings, self._core.creations.group(context.caller, group))
 
-    def _subscription(self, entry: Any) -> SubscriptionData:
-        topic = check_topic_name(entry.topic.name)
-        kind, expression = filter_of(entry.expression)
-        self._core.subscriptions.compile(kind, expression)
-        return SubscriptionData(
-            topic=topic, sub_string=expression, expression_type=kind, sub_version=self._clock.now_ms()
-        )
+    def _check_subscriptions(self, context: GrpcContext, group: str, count: int) -> None:
+        """Refuse too many subscriptions before they are built: in Python that takes tenths of a second."""
+        client, caller = self.find(context), context.caller
+        owner = caller.owner._replace(connection=0) if client is None else owner_of(client)
+        self._core.clients.check_subscriptions(owner, group, count)
+
+    def _subscriptions(self, entries: Iterable[Any]) -> list[GrpcSubscription]:
+        """Return subscriptions whose topics and expressions are valid."""
+        now_ms, built, compiled = self._clock.now_ms(), [], set()
+        for entry in entries:
+            topic = check_topic_name(entry.topic.name)
+            kind, expression = found = filter_of(entry.expression)
+            if found not in compiled:
+                compiled.add(found)
+                self._core.subscriptions.compile(kind, expression)
+            built.append(GrpcSubscription(topic, expression, kind, now_ms))
+        return built
 
     def _updated(self, context: GrpcContext, settings: Any) -> GrpcClient:
         """Return the client with new settings; it is created if it is new."""
@@ -357,7 +385,7 @@ class GrpcClients:
         client.producer_topics = topics
         self._refresh(client, topics, [], without_sub=True)
 
-    def _register_consumer(self, client: GrpcClient, group: str, subscriptions: list[SubscriptionData]) -> None:
+    def _register_consumer(self, client: GrpcClient, group: str, subscriptions: list[GrpcSubscription]) -> None:
         if client.group not in (None, group):
             self._core.clients.unregister_consumer(client.group or "", client.id)
         client.group = group
@@ -367,7 +395,7 @@ class GrpcClients:
         self,
         client: GrpcClient,
         topics: frozenset[str] | tuple[()],
-        consumers: list[ConsumerData],
+        consumers: list[GrpcConsumer],
         *,
         without_sub: bool,
     ) -> None:
@@ -473,9 +501,9 @@ class GrpcClients:
                 client.close("no heartbeat")
 
 
-def _consumer(client: GrpcClient, group: str, subscriptions: list[SubscriptionData]) -> ConsumerData:
+def _consumer(client: GrpcClient, group: str, subscriptions: list[GrpcSubscription]) -> GrpcConsumer:
     is_push = client.kind == ClientType.PUSH_CONSUMER
-    return ConsumerData(
+    return GrpcConsumer(
         group_name=group,
         consume_type="CONSUME_PASSIVELY" if is_push else "CONSUME_ACTIVELY",
         subscription_data_set=subscriptions,

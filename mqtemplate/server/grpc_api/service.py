@@ -23,7 +23,12 @@ from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.core.server_core import ServerCore
 from mqtemplate.server.fast_path.pipelines import INLINE_MESSAGES
 from mqtemplate.server.grpc_api.answers import GrpcAnswers, ok
-from mqtemplate.server.grpc_api.checks import INLINE_BYTES, check_encoded_fields, check_encoded_messages
+from mqtemplate.server.grpc_api.checks import (
+    INLINE_BYTES,
+    check_encoded_fields,
+    check_encoded_messages,
+    check_encoded_settings,
+)
 from mqtemplate.server.grpc_api.clients import GrpcClients, status_command
 from mqtemplate.server.grpc_api.consuming import GrpcConsuming
 from mqtemplate.server.grpc_api.context import GrpcContext, GrpcContexts
@@ -111,6 +116,7 @@ class MessagingService:
     Attributes:
         clients: The clients by their IDs.
         consuming: The methods of consumers, with the receives that wait.
+        max_subscriptions: Most subscriptions of a consumer.
     """
 
     def __init__(
@@ -122,6 +128,7 @@ class MessagingService:
         self._contexts = GrpcContexts(core.access, engine.clock)
         self._creations = core.creations
         self._max_batch = core.settings.max_batch_messages
+        self.max_subscriptions = core.settings.max_subscriptions_per_connection
         producing = GrpcProducing(core, self._answers, address)
         self.clients = GrpcClients(core, producing.check_command, pop, server.loop.call_later)
         self.consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
@@ -255,13 +262,14 @@ class MessagingService:
             self._contexts.check_rights(context, "Telemetry", command)
             settings = self.clients.report(context, command.settings)
         except Exception as exc:
-            self._end_telemetry(call, exc)
+            self.end_telemetry(call, exc)
             return
         # Python ignores an answer without the status.
         answer = protos.TelemetryCommand(status=ok(), settings=settings)
         self.clients.attach(context, answer.SerializeToString())
 
-    def _end_telemetry(self, call: GrpcCall, error: Exception) -> None:
+    def end_telemetry(self, call: GrpcCall, error: Exception) -> None:
+        """End a stream of telemetry after an error."""
         code = code_of(error)
         if code is Code.UNAUTHORIZED:
             call.write(status_command(error_status(error)))
@@ -314,7 +322,12 @@ class _Telemetry:
     def _decode(self, message: bytes, *, in_worker: bool = False) -> None:
         call = self._context.call
         try:
+            if in_worker:
+                check_encoded_settings(message, self._service.max_subscriptions)
             command = protos.TelemetryCommand.FromString(message)
+        except GrpcRefusedError as exc:
+            self._service.end_telemetry(call, exc)
+            return
         except protos.DecodeError as exc:
             call.finish(GrpcStatus.INTERNAL, f"the message is not a TelemetryCommand: {exc}")
             return

@@ -56,8 +56,19 @@ class Quota:
         """Return the number of objects of all clients."""
         return self._total
 
-    def take(self, owner: Owner, count: int = 1) -> None:
+    def check(self, owner: Owner, count: int) -> None:
+        """Check that a client may have *count* more objects.
+
+        Raises:
+            RefusedError: A limit would be exceeded.
+        """
+        self.take(owner, count, keeps=False)
+
+    def take(self, owner: Owner, count: int = 1, *, keeps: bool = True) -> None:
         """Count *count* more objects of a client: all of them or none.
+
+        Args:
+            keeps: False: only check if that is permitted.
 
         Raises:
             RefusedError: A limit would be exceeded.
@@ -77,6 +88,8 @@ class Quota:
                 or total > limits.total
             ):
                 self._refused.add()
+            elif not keeps:
+                return
             else:
                 held[connection], held[address], self._total = of_connection, of_address, total
                 if account is not None:

@@ -32,6 +32,7 @@ class ScriptedBroker:
         version: Version in the responses.
         seen: The received requests, in order.
         addresses: Broker name -> its addresses by broker id in routes; by default it is a master at its own address.
+        is_registered: False: the name server has no broker.
     """
 
     def __init__(self, name: str = "broker-a", version: int = Version.V5_3_3, port: int = 0) -> None:
@@ -41,6 +42,7 @@ class ScriptedBroker:
         self.others: list[ScriptedBroker] = []
         self.seen: list[RemotingCommand] = []
         self.addresses: dict[str, dict[int, str]] = {}
+        self.is_registered = True
         self._offsets: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._server = RemotingServer(HostAddress("127.0.0.1", port), RemotingServerSettings(), SystemClock())
@@ -119,7 +121,7 @@ class ScriptedBroker:
                 broker_name=broker.name,
                 broker_addrs=self.addresses.get(broker.name, {0: broker.address}),
             )
-            for broker in (self, *self.others)
+            for broker in ((self, *self.others) if self.is_registered else ())
         ]
 
     def move_to(self, other: ScriptedBroker) -> None:

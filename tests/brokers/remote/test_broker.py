@@ -15,7 +15,7 @@ import pytest
 from mqtemplate.broker import Capability, TopicMessageType
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.brokers.remote.cluster_client import ClusterClient
-from mqtemplate.clock import SystemClock
+from mqtemplate.clock import SystemClock, VirtualClock
 from mqtemplate.delay.recall_handle import RecallHandle, encode_handle
 from mqtemplate.errors import (
     BrokerClosedError,
@@ -99,6 +99,93 @@ def test_a_proxy_without_the_default_topic_is_recognised_too() -> None:
             broker.sends.send(Message("orders", b"x"))
             with pytest.raises(UnsupportedError, match=r"a proxy, set rocketmq\.name-server to the name servers"):
                 broker.delayed.count_pending(PendingQuery())
+
+
+# --- capabilities of brokers that come later --------------------------------------------------------
+
+
+@pytest.fixture
+def cluster() -> Iterator[ScriptedBroker]:
+    with ScriptedBroker() as cluster:
+        cluster.topic(AUTO_CREATE_TOPIC)
+        cluster.script(RequestCode.RECALL_MESSAGE, RemotingCommand.response)
+        yield cluster
+
+
+_OF_5 = {Capability.TIMER, Capability.POP, Capability.TIMER_CHANGE}
+
+
+def step_services(broker: RemoteBroker, clock: VirtualClock, milliseconds: int) -> None:
+    """Let a time pass for the services of a client."""
+    clock.move_ms(milliseconds)
+    for _ in range(3):  # one may trigger another
+        for service in broker.services():
+            service.step()
+
+
+def test_a_client_that_starts_before_the_brokers_finds_what_they_can_do(cluster: ScriptedBroker) -> None:
+    """It asks the name server each second as long as that has no broker."""
+    clock, cluster.is_registered = VirtualClock(), False
+    with remote(cluster, clock=clock) as broker:
+        assert Capability.TIMER_CHANGE not in broker.capabilities
+
+        cluster.is_registered = True
+        step_services(broker, clock, 1_000)
+        step_services(broker, clock, 1_000)
+
+        assert broker.capabilities >= _OF_5
+
+
+def test_the_upgrade_of_a_broker_at_its_address_is_noticed(cluster: ScriptedBroker) -> None:
+    clock, cluster.version = VirtualClock(), Version.V4_9_7
+    with remote(cluster, clock=clock) as broker:
+        assert broker.capabilities.isdisjoint(_OF_5)
+
+        cluster.version = Version.V5_3_3
+        step_services(broker, clock, 30_000)
+
+        assert broker.capabilities >= _OF_5
+
+
+def test_the_upgrade_of_a_broker_that_gets_another_address_is_noticed(cluster: ScriptedBroker) -> None:
+    clock, cluster.version = VirtualClock(), Version.V4_9_7
+    with ScriptedBroker() as upgraded, remote(cluster, clock=clock) as broker:
+        upgraded.script(RequestCode.RECALL_MESSAGE, RemotingCommand.response)
+
+        cluster.move_to(upgraded)
+        for _ in range(3):
+            step_services(broker, clock, 30_000)
+
+        assert broker.capabilities >= _OF_5
+
+
+def test_an_older_broker_that_joins_takes_capabilities_away(cluster: ScriptedBroker) -> None:
+    clock = VirtualClock()
+    with ScriptedBroker("broker-b", Version.V4_9_7) as old, remote(cluster, clock=clock) as broker:
+        assert broker.capabilities >= _OF_5
+
+        cluster.others = [old]
+        for _ in range(3):
+            step_services(broker, clock, 30_000)
+
+        assert broker.capabilities.isdisjoint(_OF_5)
+
+
+def test_a_broker_that_is_restarted_with_recalls_is_noticed(cluster: ScriptedBroker) -> None:
+    """Its version is as before. The client registers again, since the connection ended."""
+    clock = VirtualClock()
+    cluster.refuse(RequestCode.RECALL_MESSAGE, ResponseCode.NO_PERMISSION)
+    with remote(cluster, clock=clock) as broker:
+        assert Capability.TIMER_CHANGE not in broker.capabilities
+
+        cluster.script(RequestCode.RECALL_MESSAGE, RemotingCommand.response)
+        cluster.lose_connections()
+
+        def is_found() -> bool:
+            step_services(broker, clock, 1_000)  # the connection ends in a thread
+            return Capability.TIMER_CHANGE in broker.capabilities
+
+        eventually(is_found, "the client finds that recalls are enabled")
 
 
 def test_a_broker_can_be_started_again(our_client: RemoteBroker) -> None:

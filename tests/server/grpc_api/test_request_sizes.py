@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +15,7 @@ from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import Code
 from mqtemplate.server import BrokerServer
-from mqtemplate.server.grpc_api.checks import check_encoded_messages
+from mqtemplate.server.grpc_api.checks import check_encoded_messages, check_encoded_settings
 from mqtemplate.server.grpc_api.status import GrpcRefusedError
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
@@ -160,6 +161,65 @@ def test_a_producer_of_too_many_topics_is_refused() -> None:
 
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "a producer has at most 3 topics, got 4" in str(caught.value.details())
+
+
+def test_a_consumer_of_too_many_subscriptions_is_refused_before_they_are_built() -> None:
+    """The last name is illegal. Neither the client nor its group is created."""
+    with serving(max_subscriptions_per_connection=3) as server, GrpcTool(server) as tool:
+        stream = tool.telemetry()
+
+        with pytest.raises(grpc.RpcError) as caught:
+            stream.report(consumer_settings(GROUP, "a", "b", "c", "not a topic"))
+
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "may have 3 subscriptions at one time" in str(caught.value.details())
+        assert "raise max-subscriptions, max-subscriptions-per-connection" in str(caught.value.details())
+        assert (len(server.grpc.service.clients), server.groups.find(GROUP)) == (0, None)  # type: ignore[union-attr]
+
+
+def test_a_consumer_may_report_as_many_subscriptions_again() -> None:
+    """They replace the ones before, which do not count any more."""
+    with serving(max_subscriptions_per_connection=3) as server, GrpcTool(server) as tool:
+        stream = tool.telemetry()
+        stream.report(consumer_settings(GROUP, "a", "b", "c"))
+
+        stream.report(consumer_settings(GROUP, "d", "e", "f"))
+
+        assert sorted(server.clients.consumers[GROUP].subscriptions) == ["d", "e", "f"]
+
+
+def test_large_settings_of_empty_subscriptions_are_refused_before_they_are_decoded() -> None:
+    with serving(max_subscriptions_per_connection=3) as server, GrpcTool(server) as tool:
+        stub = tool.channel.stream_stream(
+            protos.method_path("Telemetry"), lambda data: data, protos.TelemetryCommand.FromString
+        )
+        requests: queue.Queue[bytes] = queue.Queue()  # the stream stays open: its end would end the call
+        requests.put(b"\x12\xa4\x8d\x06" + b"\x32\xa0\x8d\x06" + b"\x12\x00" * 50_000)
+
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stub(iter(requests.get, None), timeout=60, metadata=tool.metadata()))
+
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert caught.value.details() == (
+            "the settings have more than 1003 fields; a consumer has at most 3 subscriptions: use several, or raise "
+            "max-subscriptions-per-connection"
+        )
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_of_a_command_are_left_to_the_decoder(content: bytes) -> None:
+    check_encoded_settings(content, 3)
+
+
+def test_subscriptions_are_counted_as_the_decoder_does() -> None:
+    def report(topics: int) -> bytes:
+        settings = consumer_settings(GROUP, *[""] * (topics - 1))
+        return bytes(protos.TelemetryCommand(settings=settings).SerializeToString())
+
+    check_encoded_settings(report(1_003), 3)
+
+    with pytest.raises(GrpcRefusedError):
+        check_encoded_settings(report(1_004), 3)
 
 
 def test_large_settings_are_answered(server: Server, tool: GrpcTool) -> None:

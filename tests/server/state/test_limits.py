@@ -51,6 +51,18 @@ def test_a_quota_names_the_limit_that_a_request_would_exceed(limits: QuotaLimits
     quota.take(owner, 2)
 
 
+def test_a_check_counts_nothing() -> None:
+    counter = Counter()
+    quota, owner = Quota("locks", "max-queue-locks", QuotaLimits(9, 2, 9), counter), Owner(1, "10.0.0.9")
+
+    quota.check(owner, 2)
+
+    assert (len(quota), counter.value) == (0, 0)
+    with pytest.raises(RefusedError, match="this connection may have 2 locks"):
+        quota.check(owner, 3)
+    assert (len(quota), counter.value) == (0, 1)
+
+
 def test_an_account_has_a_quota_over_all_its_addresses() -> None:
     quota = Quota("locks", "max-queue-locks", QuotaLimits(9, 9, 2), Counter())
     quota.take(Owner(1, "10.0.0.1", "shop"))

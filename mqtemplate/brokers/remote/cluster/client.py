@@ -95,6 +95,7 @@ class ClientInstance:
         outages: Log of servers that do not answer; all instances of a client share it.
         versions: Address -> version of the broker there, from its last response to a heartbeat.
         announced: Address -> capabilities that the server there announced; one of RocketMQ announces none.
+        changes: Number of registrations at a broker that did not have this client, or that has another version now.
         refusals: Group, as named on the wire -> why a strict server refused its member, at the last heartbeat.
     """
 
@@ -113,6 +114,7 @@ class ClientInstance:
         self.producer_groups: set[str] = set()
         self.versions: dict[str, int] = {}
         self.announced: dict[str, frozenset[Capability]] = {}
+        self.changes = 0
         self.refusals: dict[str, str] = {}
         self._logged: set[str] = set()
         self._handlers = handlers
@@ -254,11 +256,14 @@ class ClientInstance:
 
     def _note_registration(self, address: str, response: RemotingCommand | BrokerError) -> bool:
         if isinstance(response, RemotingCommand) and response.code == ResponseCode.SUCCESS:
+            header = response.header(HeartbeatResponseHeader)
+            announced = capabilities_of(header.capabilities)
+            before = self.versions.get(address), self.announced.get(address)
+            is_known = address in self._registered_ms and before == (response.version, announced)
             self._registered_ms.setdefault(address, self._clock.steady_ms())
             self._refused.discard(address)
-            self.versions[address] = response.version
-            header = response.header(HeartbeatResponseHeader)
-            self.announced[address] = capabilities_of(header.capabilities)
+            self.versions[address], self.announced[address] = response.version, announced
+            self.changes += not is_known  # the last: who reads it finds the rest
             self._log_warnings(address, header.warnings)
             return True
         if isinstance(response, RemotingCommand):
