@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from mqtemplate.store.commit_log import LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.disk import Disk, disk_errors
 from mqtemplate.store.files.disk_files import DiskFileQueue
-from mqtemplate.store.files.folder_store_files import SnapshotStoreFiles
+from mqtemplate.store.files.folder_store_files import FolderStoreFiles, SnapshotStoreFiles
 from mqtemplate.store.files.layout import file_name
 from mqtemplate.store.files.mapped_files import MappedFileQueue
 
@@ -80,10 +81,16 @@ class NewStore:
         with disk_errors("create", self.path):
             (self.path / _PARTIAL_LOG).mkdir(mode=0o700, parents=True)
             (self.path / "config").mkdir(mode=0o700)
+        self._flusher = ThreadPoolExecutor(1, "mqtemplate-restore-flush")
+        self._flushes: list[Future[None]] = []
 
     def write_log(self, physical_offset: int, data: bytes | memoryview) -> None:
-        """Write bytes of the commit log."""
-        write_log(self.path / _PARTIAL_LOG, self._file_size, physical_offset, data)
+        """Write the next bytes of the commit log. The disk writes each complete file meanwhile."""
+        folder, end = self.path / _PARTIAL_LOG, physical_offset + len(data)
+        write_log(folder, self._file_size, physical_offset, data)
+        for start in range(physical_offset - physical_offset % self._file_size, end, self._file_size):
+            if start + self._file_size <= end:
+                self._flushes.append(self._flusher.submit(sync_file, folder / file_name(start)))
 
     def first_record_after(self, time_ms: int, certain: int) -> int | None:
         """Return the physical offset of the first record after *certain* that was stored after a time; None without.
@@ -105,8 +112,16 @@ class NewStore:
         finally:
             files.close()
 
+    def _complete_flushes(self) -> None:
+        """Return when the disk has written the files that were given to it, or raise what it reported."""
+        flushes, self._flushes = self._flushes, []
+        for flush in flushes:
+            flush.result()
+
     def cut(self, end: int) -> None:
         """Remove the bytes of the log from *end* on."""
+        with disk_errors("write to", self.path):
+            self._complete_flushes()
         for path in sorted((self.path / _PARTIAL_LOG).iterdir()):
             start = int(path.name)
             with disk_errors("write to", path):
@@ -119,6 +134,8 @@ class NewStore:
     def finish(self, settings: EmbeddedSettings, clock: Clock | None = None) -> StoreSummary:
         """Make the directory a store: rebuild consume queues, index and timers. Nothing is released or deleted."""
         with disk_errors("write to", self.path):
+            self._complete_flushes()
+            self._flusher.shutdown()
             for path in sorted((self.path / _PARTIAL_LOG).iterdir()):
                 sync_file(path)
             (self.path / _PARTIAL_LOG).rename(self.path / "commitlog")
@@ -126,8 +143,16 @@ class NewStore:
                 Disk().sync_folder(folder)
         settings = dataclasses.replace(settings, topics=(), mapped_file_size_commit_log=None)
         now_ms = (clock or SystemClock()).now_ms()
-        with EmbeddedBroker(self.path, settings, VirtualClock(now_ms)) as broker:
+        files = _NewStoreFiles(self.path)
+        with EmbeddedBroker(self.path, settings, VirtualClock(now_ms), store_files=files) as broker:
             return summary_of(broker, create_missing_topics(broker))
+
+
+class _NewStoreFiles(FolderStoreFiles):
+    """Files of a store directory whose log was written just now, from bytes with a checksum or from whole records."""
+
+    def is_log_verified(self) -> bool:
+        return True
 
 
 def write_log(folder: Path, file_size: int, physical_offset: int, data: bytes | memoryview) -> None:

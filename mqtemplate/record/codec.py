@@ -31,6 +31,10 @@ class BadRecordError(Exception):
     """The bytes are not a whole valid record. Code that knows the file raises `CorruptRecordError` instead."""
 
 
+class UnverifiedError(Exception):
+    """Records whose checksums were not compared are damaged, or contradict each other: all have to be verified."""
+
+
 class PendingRequest(NamedTuple):
     """Request of a new message that at most one message of its topic is pending under a key.
 
@@ -227,6 +231,15 @@ class StoredRecord(NamedTuple):
     body: bytes
     topic: str
     properties_bytes: bytes
+
+    def position_fields(self) -> dict[str, object]:
+        """Return its position as fields of a log event."""
+        return {
+            "topic": self.topic,
+            "queue": self.queue_id,
+            "offset": self.queue_offset,
+            "physical_offset": self.physical_offset,
+        }
 
 
 def parse_record(data: bytes, *, verify: bool = True) -> StoredRecord:

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 
 from mqtemplate.hashes import crc32
 from mqtemplate.record import layout
-from mqtemplate.record.codec import BadRecordError, StoredRecord, decode_topic, parse_record
+from mqtemplate.record.codec import BadRecordError, StoredRecord, UnverifiedError, decode_topic, parse_record
 from mqtemplate.record.layout import BODY_AT, CHECK_SIZE, MAGIC_V1, MAGIC_V2, SMALLEST_RECORD, V6_EXTRA, SysFlag
+from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 
 Rows: TypeAlias = NDArray[np.uint8]
 """Bytes of records of one size: a row for each record."""
 Extra: TypeAlias = int | NDArray[np.int64]
 """A number for all records, or one for each."""
-RecordLabel = tuple[str, bytes, int]
-"""The fields that determine a tags code: topic, encoded properties, store timestamp."""
 
 HEAD_DTYPE = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
 _CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
@@ -225,30 +224,38 @@ class RecordColumns:
 
 
 class RecordBatch:
-    """Adjacent, whole, verified records, as the recovery reads the whole log. Each array has one row for each record.
+    """Adjacent, whole records, as the recovery reads the whole log. Each array has one row for each record.
 
     Args:
         data: Bytes of the log. The batch ends before the first record that is incomplete or invalid.
         physical_offset: Of the first byte of *data*.
+        verify: Compare the checksums. Without it only sizes, magic codes and own offsets are checked.
+        max_count: Maximum number of records.
 
     Attributes:
+        is_verified: The checksums were compared.
         byte_count: Size of all records together.
         has_check: The record ends with the check of `mqtemplate.record.layout`. RocketMQ wrote those without.
-        topics: Topic of each record.
+        topic_names: The topics of the records, each once.
+        topic_number: Position of each record's topic in *topic_names*.
+        properties_size: Bytes of the encoded properties, with the check.
     """
 
-    def __init__(self, data: bytes, physical_offset: int) -> None:
+    def __init__(self, data: bytes, physical_offset: int, *, verify: bool = True, max_count: int | None = None) -> None:
         self._data = data
-        at, sizes = _find_records(data)
+        self.is_verified = verify
+        starts = _find_records(data, max_count)
+        at, sizes = starts[:-1], np.diff(starts)
         is_valid = np.ones(len(at), np.bool_)
 
         def note(good: NDArray[np.bool_], reason: str) -> None:
             np.logical_and(is_valid, good, out=is_valid)
 
         columns = RecordColumns(np.frombuffer(data, np.uint8), at, sizes, at + physical_offset, note)
-        count, is_own_check = self._verify(columns, count_leading(is_valid))
-        self.topics = self._decode_topics(columns, count)
-        rows = slice(len(self.topics))
+        count = count_leading(is_valid)
+        count, is_own_check = self._verify(columns, count) if verify else (count, _has_own_check(columns))
+        self.topic_names, self.topic_number = self._number_topics(columns, count)
+        rows = slice(len(self.topic_number))
         self._at, self.size, self.has_check = at[rows], sizes[rows], is_own_check[rows]
         heads = columns.heads[rows]
         self.queue_id, self.queue_offset = heads["queue_id"].astype(np.int64), heads["queue_offset"].astype(np.int64)
@@ -257,29 +264,66 @@ class RecordBatch:
         self.store_timestamp = columns.store_timestamps[rows]
         self.prepared_transaction_offset = columns.prepared_transaction_offsets[rows]
         self._properties_at = columns.properties_at[rows]
-        self._properties_end = columns.ends[rows] - np.where(self.has_check, CHECK_SIZE, 0)
-        self.byte_count = int(self.size.sum())
+        self.properties_size = columns.ends[rows] - self._properties_at
+        self.byte_count = int(starts[len(self)])
 
     def __len__(self) -> int:
-        return len(self.topics)
+        return len(self.topic_number)
+
+    @property
+    def topics(self) -> list[str]:
+        """Topic of each record."""
+        return [self.topic_names[number] for number in self.topic_number.tolist()]
 
     def properties(self, row: int) -> bytes:
         """Return the encoded properties of one record, without the check."""
-        return self._data[self._properties_at[row] : self._properties_end[row]]
+        start = int(self._properties_at[row])
+        return self._data[start : start + int(self.properties_size[row]) - CHECK_SIZE * bool(self.has_check[row])]
 
-    def labels(self, rows: NDArray[np.int64]) -> list[RecordLabel]:
-        """Return the fields that determine the tags codes of these rows."""
-        columns = (rows, self._properties_at[rows], self._properties_end[rows], self.store_timestamp[rows])
-        data, topics = self._data, self.topics
-        return [
-            (topics[row], data[start:end], timestamp)
-            for row, start, end, timestamp in zip(*(column.tolist() for column in columns), strict=True)
-        ]
+    def properties_rows(self, rows: NDArray[np.intp], size: int) -> Rows:
+        """Return the encoded properties of these records, which all have this size, with their checks."""
+        if not size:
+            return np.empty((len(rows), 0), np.uint8)
+        found = gather(np.frombuffer(self._data, np.uint8), f"V{size}", self._properties_at[rows])
+        return found.view(np.uint8).reshape(len(rows), size)
 
     def record(self, row: int) -> StoredRecord:
-        """Return one record."""
+        """Return one record, verified.
+
+        Raises:
+            UnverifiedError: The batch was not verified, and this record is damaged.
+        """
         start = int(self._at[row])
-        return parse_record(self._data[start : start + int(self.size[row])], verify=False)
+        try:
+            return parse_record(self._data[start : start + int(self.size[row])], verify=not self.is_verified)
+        except BadRecordError as exc:
+            raise UnverifiedError(f"the record at physical offset {self.physical_offset[row]}: {exc}") from exc
+
+    def rows_by_queue(self) -> dict[tuple[str, int], NDArray[np.int64]]:
+        """Return the rows of each queue, in order. Prepared and rolled back transactions have no unit in any queue."""
+        kind = self.sys_flag & SysFlag.TRANSACTION_MASK
+        rows = np.flatnonzero((kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK))
+        if not len(rows):
+            return {}
+        key = self.topic_number[rows] << 32 | self.queue_id[rows] & 0xFFFF_FFFF  # a queue id is an i4
+        order = np.argsort(key, kind="stable")  # keeps the order within each queue
+        bounds = np.flatnonzero(np.diff(key[order], prepend=-1, append=-1))
+        groups = {}
+        for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            group = rows[order[start:end]]
+            groups[self.topic_names[self.topic_number[group[0]]], int(self.queue_id[group[0]])] = group
+        return groups
+
+    def replacing_rows(self) -> NDArray[np.int64]:
+        """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
+
+        A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
+        """
+        replaces = (self.prepared_transaction_offset != 0) | (self.sys_flag & SysFlag.SEQUENCED != 0)
+        for row in np.flatnonzero(~self.has_check & ~replaces).tolist():
+            properties = self.properties(row)
+            replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
+        return np.flatnonzero(replaces)
 
     def _verify(self, columns: RecordColumns, count: int) -> tuple[int, NDArray[np.bool_]]:
         """Return how many of the first *count* records have valid checksums, and which have a check of their own."""
@@ -306,27 +350,46 @@ class RecordBatch:
                 break
         return count_leading(is_valid), is_own_check
 
-    def _decode_topics(self, columns: RecordColumns, count: int) -> list[str]:
-        """Return the topics up to the first that is not UTF-8."""
-        data, topics = self._data, list[str]()
-        spans = zip(columns.topic_at[:count].tolist(), columns.topic_end[:count].tolist(), strict=True)
-        try:
-            for start, end in spans:
-                topics.append(decode_topic(data[start:end]))
-        except BadRecordError:
-            pass
-        return topics
+    def _number_topics(self, columns: RecordColumns, count: int) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the topics, and the number of each record's topic, up to the first that is not UTF-8."""
+        numbers = np.zeros(count, np.int64)
+        at, sizes = columns.topic_at[:count], (columns.topic_end - columns.topic_at)[:count]
+        known: dict[bytes, int] = {}
+        for size in np.unique(sizes).tolist():
+            rows = np.flatnonzero(sizes == size)
+            texts = gather(columns.data, f"V{size}", at[rows]) if size else np.zeros(len(rows), "V1")
+            found = texts[:1] if (texts == texts[0]).all() else texts
+            of_text = [known.setdefault(text[:size], len(known)) for text in found.tolist()]
+            numbers[rows] = of_text
+        names = list[str]()
+        for number, text in enumerate(known):
+            try:
+                names.append(decode_topic(text))
+            except BadRecordError:
+                names.append("")
+                numbers = numbers[: count_leading(numbers != number)]
+        return names, numbers
 
 
-def _find_records(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return start and size of each whole record, found by the sizes alone."""
-    starts, sizes = list[int](), list[int]()
-    at, last = 0, len(data) - SMALLEST_RECORD
-    while at <= last:
-        size, magic = layout.read_size_and_magic(data, at)
-        if magic not in (MAGIC_V1, MAGIC_V2) or size < SMALLEST_RECORD or at + size > len(data):
+def _has_own_check(columns: RecordColumns) -> NDArray[np.bool_]:
+    """Return which records have a check with their own offset. RocketMQ may have copied one of another record."""
+    numbers = columns.heads["physical_offset"].astype(np.int64) & 0xFFFF_FFFF
+    expected = np.frombuffer(hexlify(numbers.astype(">u4").tobytes()), "V8")
+    found = gather(columns.data, "V8", columns.properties_end + layout.CHECK_OFFSET_AT)
+    own: NDArray[np.bool_] = columns.has_check & (found == expected)
+    return own
+
+
+def _find_records(data: bytes, max_count: int | None) -> NDArray[np.int64]:
+    """Return the start of each whole record, found by the sizes alone, and the end of the last one."""
+    starts, most = [0], len(data) if max_count is None else max_count
+    at, last, unpack, add = 0, len(data) - SMALLEST_RECORD, layout.read_size, starts.append
+    while at <= last and len(starts) <= most:
+        (size,) = unpack(data, at)
+        if size < SMALLEST_RECORD:
             break
-        starts.append(at)
-        sizes.append(size)
         at += size
-    return np.array(starts, np.int64), np.array(sizes, np.int64)
+        add(at)
+    if at > len(data):
+        del starts[-1]
+    return np.array(starts, np.int64)

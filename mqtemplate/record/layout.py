@@ -140,6 +140,7 @@ HEAD_FIELDS = {"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "items
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 read_size_and_magic = _SIZE_AND_MAGIC.unpack_from
+read_size = struct.Struct(">i").unpack_from
 read_properties_length = struct.Struct(">h").unpack_from
 
 BLANK_SIZE = _SIZE_AND_MAGIC.size

@@ -270,10 +270,12 @@ class LogScan:
 
     Attributes:
         end: Physical offset where the last `batches` stopped.
+        verify: Compare the checksums.
     """
 
-    def __init__(self, log: LogReader) -> None:
+    def __init__(self, log: LogReader, *, verify: bool = True) -> None:
         self._log = log
+        self.verify = verify
         self.end = log.start
 
     def batches(self, start: int) -> Iterator[RecordBatch]:
@@ -286,7 +288,7 @@ class LogScan:
         while (found := self._log.files.find(self.end)) is not None:
             file, file_start = found
             at = self.end - file_start
-            batch = RecordBatch(_next_bytes(file, at), self.end)
+            batch = RecordBatch(_next_bytes(file, at), self.end, verify=self.verify)
             if len(batch):
                 yield batch
                 self.end += batch.byte_count

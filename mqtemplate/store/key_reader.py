@@ -6,31 +6,18 @@ is in the same columns of all of them. The topic is not part of the shape: its h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import java_string_hash
+from mqtemplate.hashes import java_string_hash, tags_code
 from mqtemplate.message import split_keys
-from mqtemplate.record.columns import Rows, count_leading, read_column
-from mqtemplate.record.layout import (
-    BODY_AT,
-    BODY_CRC_AT,
-    BODY_LENGTH_AT,
-    BORN_TIMESTAMP_AT,
-    HEAD,
-    HOST_FLAGS,
-    MAGIC_V1,
-    PHYSICAL_OFFSET_AT,
-    STORE_TIMESTAMP_AT,
-    SYS_FLAG_AT,
-    SysFlag,
-    read_size_and_magic,
-)
+from mqtemplate.record.columns import RecordBatch, Rows, row_bytes, to_rows
+from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1, SysFlag, read_size
 from mqtemplate.record.properties import (
     KEYS,
     PENDING_KEY,
@@ -85,15 +72,20 @@ def hash_keys(topics: Sequence[str], properties: Sequence[bytes]) -> tuple[NDArr
     Args:
         topics, properties: Of each record; the properties encoded.
     """
-    parts = _hash_by_shape(topics, properties)
-    counts = np.zeros(len(topics), np.int64)
-    for rows, hashes in parts:
-        counts[rows] = hashes.shape[1]
-    starts = np.cumsum(counts) - counts
-    all_hashes = np.empty(int(counts.sum()), np.int32)
-    for rows, hashes in parts:
-        all_hashes[starts[rows][:, None] + np.arange(hashes.shape[1])] = hashes
-    return all_hashes, counts
+    sizes = np.fromiter(map(len, properties), np.int64, len(properties))
+    return _Shapes(sizes, lambda rows, _: to_rows([properties[row] for row in rows.tolist()])).hash_keys(
+        topics, np.arange(len(topics))
+    )
+
+
+def hash_batch(batch: RecordBatch, rows: NDArray[np.intp]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Do the same for records of a batch."""
+    return _Shapes.of(batch, rows).hash_keys(batch.topic_names, batch.topic_number[rows])
+
+
+def tags_codes(batch: RecordBatch) -> NDArray[np.int64]:
+    """Return the number that a consume queue stores for the tags of each record of a batch."""
+    return _Shapes.of(batch, np.arange(len(batch))).tags_codes()
 
 
 def hash_similar(
@@ -119,39 +111,78 @@ def hash_similar(
     return hash_keys([topic for topic, _ in records], [encoded for _, encoded in records])
 
 
-class _HashedRecords(NamedTuple):
-    """Records with the same number of keys: their numbers, and a row of hashes for each."""
+class _Shapes:
+    """Records by the shape of their properties.
 
-    rows: NDArray[np.intp]
-    hashes: NDArray[np.int32]
+    Args:
+        sizes: Bytes of the encoded properties of each record.
+        rows_of: Returns the properties of some records, which have one size.
+    """
 
+    def __init__(self, sizes: NDArray[np.int64], rows_of: Callable[[NDArray[np.intp], int], Rows]) -> None:
+        self._count = len(sizes)
+        self._found: list[tuple[NDArray[np.intp], Rows, PropertiesShape]] = []
+        self._others: list[tuple[int, bytes]] = []  # records of no shape, or of a rare one
+        for size in np.unique(sizes).tolist():
+            rows = np.flatnonzero(sizes == size)
+            self._add(rows, rows_of(rows, size))
 
-def _hash_by_shape(topics: Sequence[str], properties: Sequence[bytes]) -> list[_HashedRecords]:
-    starts = hash_topics(topics)
-    lengths = np.fromiter(map(len, properties), np.int64, len(properties))
-    parts, others = [], []
-    for length in np.unique(lengths).tolist():
-        rows = np.flatnonzero(lengths == length)
+    @classmethod
+    def of(cls, batch: RecordBatch, rows: NDArray[np.intp]) -> Self:
+        """Return the shapes of some records of a batch."""
+        return cls(batch.properties_size[rows], lambda part, size: batch.properties_rows(rows[part], size))
+
+    def _add(self, rows: NDArray[np.intp], table: Rows) -> None:
         for _ in range(_MAX_SHAPES):
             if len(rows) < _MIN_RECORDS:
                 break
-            data = b"".join([properties[row] for row in rows.tolist()])
-            table = np.frombuffer(data, np.uint8).reshape(len(rows), length)
-            shape = PropertiesShape(properties[rows[0]])
+            shape = PropertiesShape(table[0].tobytes())
             is_done = shape.matches(table)
+            if is_done.all():
+                self._found.append((rows, table, shape))
+                return
             if is_done[0]:
-                parts.append(_HashedRecords(rows[is_done], shape.hashes(table[is_done], starts[rows[is_done]])))
+                self._found.append((rows[is_done], table[is_done], shape))
             else:
-                others.append(int(rows[0]))
+                self._others.append((int(rows[0]), table[0].tobytes()))
                 is_done[:] = False
                 is_done[0] = True
-            rows = rows[~is_done]
-        others += rows.tolist()
-    return parts + [_hash_one(row, topics[row], properties[row]) for row in others]
+            rows, table = rows[~is_done], table[~is_done]
+        self._others += zip(rows.tolist(), row_bytes(table), strict=True)
 
+    def hash_keys(
+        self, topics: Sequence[str], topic_numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the hashes of all keys in the order of the records, and the number of keys of each record."""
+        topic_hashes = hash_topics(topics)[topic_numbers]
+        parts = [(rows, shape.hashes(table, topic_hashes[rows])) for rows, table, shape in self._found]
+        others = [keys_of(topics[topic_numbers[row]], properties) for row, properties in self._others]
+        counts = np.zeros(self._count, np.int64)
+        for rows, hashes in parts:
+            counts[rows] = hashes.shape[1]
+        for (row, _), keys in zip(self._others, others, strict=True):
+            counts[row] = len(keys)
+        if len(parts) == 1 and not others:
+            return parts[0][1].ravel(), counts
+        starts = np.cumsum(counts) - counts
+        all_hashes = np.empty(int(counts.sum()), np.int32)
+        for rows, hashes in parts:
+            all_hashes[starts[rows][:, None] + np.arange(hashes.shape[1])] = hashes
+        if others:
+            hashes, at = index_key_hashes([key for keys in others for key in keys]), 0
+            for (row, _), keys in zip(self._others, others, strict=True):
+                all_hashes[starts[row] : starts[row] + len(keys)] = hashes[at : at + len(keys)]
+                at += len(keys)
+        return all_hashes, counts
 
-def _hash_one(row: int, topic: str, properties: bytes) -> _HashedRecords:
-    return _HashedRecords(np.array([row]), index_key_hashes(keys_of(topic, properties))[None, :])
+    def tags_codes(self) -> NDArray[np.int64]:
+        """Return the number that a consume queue stores for the tags of each record."""
+        codes = np.zeros(self._count, np.int64)
+        for rows, table, shape in self._found:
+            codes[rows] = shape.tags_codes(table)
+        for row, properties in self._others:
+            codes[row] = tags_code(find_property(properties, TAGS))
+        return codes
 
 
 class PropertiesShape:
@@ -171,6 +202,7 @@ class PropertiesShape:
         for _, key_columns in self._keys:
             self._range[key_columns] = _FIRST_NON_ASCII - 1 - _LAST_SEPARATOR - 1
         self._words = values.get(KEYS, slice(0, 0))
+        self._tags = values.get(TAGS)
         self._blanks = np.frombuffer(first[self._words], np.uint8) == ord(" ")
 
     def matches(self, rows: Rows) -> NDArray[np.bool_]:
@@ -190,6 +222,10 @@ class PropertiesShape:
         for number, (prefix, columns) in enumerate(self._keys):
             hashes[:, number] = index_hashes_of_rows(topic_hashes, prefix, rows[:, columns])
         return hashes
+
+    def tags_codes(self, rows: Rows) -> NDArray[np.int32] | int:
+        """Return the number that a consume queue stores for the tags of each matching row, or one for all of them."""
+        return 0 if self._tags is None else _hashes_of_rows(np.zeros(1, np.uint32), "", rows[:, self._tags])
 
 
 def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice | NDArray[np.intp]]]:
@@ -232,11 +268,15 @@ def index_hashes_of_rows(topic_hashes: NDArray[np.uint32], prefix: str, rows: Ro
     Args:
         topic_hashes: Of each row, or one for all.
     """
+    return _to_index_hashes(_hashes_of_rows(topic_hashes, prefix, rows))
+
+
+def _hashes_of_rows(topic_hashes: NDArray[np.uint32], prefix: str, rows: Rows) -> NDArray[np.int32]:
     length = rows.shape[1]
     powers = _powers_of_31((len(prefix) + length).bit_length())
     starts = topic_hashes * powers[len(prefix)] + np.uint32(java_string_hash(prefix))
     hashes: NDArray[np.uint32] = rows.astype(np.uint32) @ powers[length - 1 :: -1][:length] + starts * powers[length]
-    return _to_index_hashes(hashes.view(np.int32))
+    return hashes.view(np.int32)
 
 
 def _to_index_hashes(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -279,12 +319,10 @@ _log = get_logger("mqtemplate.store")
 
 _RECENT_SHARE = 8
 """So many records in memory take the time of one that is read from the log, or less."""
-_FEWEST_ALIKE = 8
+_FEWEST = 32
 """Fewer records are faster one by one."""
-_MOST_BYTES = 512 << 10
+_MOST_BYTES = 1 << 20
 """Of large records it is faster to read the keys only, one by one."""
-# Columns that are equal in records of one shape: size and magic, flags, body length.
-_FIXED = np.r_[0:BODY_CRC_AT, SYS_FLAG_AT:BORN_TIMESTAMP_AT, BODY_LENGTH_AT:BODY_AT]
 
 _Keyed = tuple[bytes, bytes, int, int]
 """Topic and encoded properties of a record, its physical offset and its store timestamp."""
@@ -360,9 +398,9 @@ class KeyReader:
                 break
             file, file_start = found
             limit = min(end - file_start, file.size)
-            alike = self._read_alike(file, file_start, limit, left)
-            if alike is not None:
-                done, rows = alike
+            together = self._read_batch(file, file_start, limit, left)
+            if together is not None:
+                done, rows = together
                 left -= done
                 parts += [*_key_rows(records), rows]
                 records.clear()
@@ -372,43 +410,27 @@ class KeyReader:
                 left -= self._read_other(file, file_start, end, records)
         return count - left, _join([*parts, *_key_rows(records)])
 
-    def _read_alike(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
-        """Read the next records together, if several have one size and one shape, as records of one producer often do.
+    def _read_batch(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
+        """Read the next records together, if these are several.
 
         Returns:
-            Their number and their keys; None if they are not alike.
+            Their number and their keys; None if they are few, large, or the next one is none.
         """
         at = self.position - file_start
-        size, magic = read_size_and_magic(file.view, at) if at + HEAD.size < limit else (0, 0)
+        (size,) = read_size(file.view, at) if at + HEAD.size < limit else (0,)
         count = min(count, (limit - at) // size, _MOST_BYTES // size) if size > HEAD.size else 0
-        if count < _FEWEST_ALIKE or read_size_and_magic(file.view, at + (_FEWEST_ALIKE - 1) * size) != (size, magic):
+        if count < _FEWEST:
             return None
-        data = file.read(at, count * size)
-        _, _, _, sys_flag, _, _, body_length = HEAD.unpack_from(data)
-        tail_at = HEAD.size + body_length
-        is_plain = magic == MAGIC_V1 and not sys_flag & HOST_FLAGS and body_length >= 0 and tail_at + 3 < size
-        if not is_plain or sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+        batch = RecordBatch(file.read(at, count * size), self.position, verify=False, max_count=count)
+        if len(batch) < _FEWEST:
             return None
-        topic_end = tail_at + 1 + data[tail_at]
-        if topic_end + 2 > size or topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big") != size:
-            return None
-        rows = np.frombuffer(data, np.uint8).reshape(count, size)
-        properties = rows[:, topic_end + 2 :]
-        shape = PropertiesShape(data[topic_end + 2 : size])
-        offsets = self.position + size * np.arange(count)
-        fixed = np.r_[_FIXED, tail_at : topic_end + 2]
-        is_alike = shape.matches(properties) & (rows[:, fixed] == rows[0, fixed]).all(axis=1)
-        is_alike &= read_column(rows, PHYSICAL_OFFSET_AT, ">i8") == offsets
-        done = count_leading(is_alike)
-        if done < _FEWEST_ALIKE:
-            return None
-        self._last_start = self.position + (done - 1) * size
-        self.position += done * size
-        topic = data[tail_at + 1 : topic_end].decode("utf-8", "replace")
-        hashes = shape.hashes(properties[:done], hash_topics([topic]))
-        keys = hashes.shape[1]
-        times = read_column(rows[:done], STORE_TIMESTAMP_AT, ">i8")
-        return done, KeyRows(hashes.ravel(), np.repeat(offsets[:done], keys), np.repeat(times, keys))
+        self._last_start = int(batch.physical_offset[-1])
+        self.position += batch.byte_count
+        kind = batch.sys_flag & SysFlag.TRANSACTION_MASK
+        rows = np.flatnonzero(kind != SysFlag.TRANSACTION_ROLLBACK)
+        hashes, keys = hash_batch(batch, rows)
+        times, offsets = batch.store_timestamp[rows], batch.physical_offset[rows]
+        return len(batch), KeyRows(hashes, np.repeat(offsets, keys), np.repeat(times, keys))
 
     def _read_plain(self, file: MappedFile, file_start: int, limit: int, count: int, records: list[_Keyed]) -> int:
         """Read on in one file while the records are V1 with IPv4 hosts. Return their number."""

@@ -166,6 +166,7 @@ class MessageStore:
             was_clean=was_clean,
             lost_power=not was_clean and self.store_files.lost_power(),
             is_growing=self.store_files.is_written_by_others(),
+            is_verified=self.store_files.is_log_verified(),
         )
         if was_clean:
             self.group_commit.flushed = self.end_offset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from logging import ERROR
 from typing import NamedTuple
 
@@ -12,23 +13,28 @@ from numpy.typing import NDArray
 
 from mqtemplate.errors import CorruptRecordError, Picklable
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.record.codec import BadRecordError, StoredRecord, parse_record
+from mqtemplate.record.codec import BadRecordError, StoredRecord, UnverifiedError, parse_record
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import SMALLEST_RECORD, SysFlag
-from mqtemplate.record.properties import DELAY, TIMER_OUT_MS, may_have_property
 from mqtemplate.store.checkpoint import LogFollower
 from mqtemplate.store.commit_log import CommitLog, LogReader, LogScan
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK, PRE_BLANK_SIZE_MARK, CqUnit
 from mqtemplate.store.flush import is_lost_write
+from mqtemplate.store.key_reader import tags_codes
+from mqtemplate.topics import SCHEDULE_TOPIC
 
 _log = get_logger("mqtemplate.store")
 
 _MAX_SIZE = PRE_BLANK_SIZE_MARK - 1
 _NOWHERE = (1 << 63) - 1
+_Rows = NDArray[np.int64]
 
 TagsCodeOf = Callable[[str, bytes, int], int]
-"""Computes the tags code of a record from its topic, its encoded properties and its store timestamp."""
+"""Computes the tags code of a record from its topic, its encoded properties and its store timestamp.
+
+In the schedule topic it may be anything; in all other topics it is the one of the tags.
+"""
 
 
 class QueueGapError(Picklable):
@@ -67,16 +73,6 @@ class QueuePosition(NamedTuple):
     queue_id: int
     queue_offset: int
     unit: CqUnit
-
-
-def position_fields(record: StoredRecord) -> dict[str, object]:
-    """Return the position of a record as fields of a log event."""
-    return {
-        "topic": record.topic,
-        "queue": record.queue_id,
-        "offset": record.queue_offset,
-        "physical_offset": record.physical_offset,
-    }
 
 
 def report_damage(log: LogReader, damaged: DamagedRange, reason: str, position: dict[str, object]) -> None:
@@ -131,14 +127,31 @@ class QueueRebuild:
 
         Raises:
             QueueGapError: A queue ends before the records that were read.
+            UnverifiedError: They are not the next ones of their queues, and not verified.
         """
-        for (topic, queue_id), rows in _rows_by_queue(batch).items():
+        tags = cache(lambda: tags_codes(batch))  # not needed where all units are correct
+        for (topic, queue_id), rows in batch.rows_by_queue().items():
             queue = self._queue_of(topic, queue_id)
-            if not self._dispatch_sequence(queue, batch, rows):
-                for row in rows.tolist():
-                    self._dispatch_one(queue, batch.record(row))
+            self._skip_deleted(queue, int(batch.queue_offset[rows[0]]))
+            codes_of = partial(self._due_times, batch) if topic == SCHEDULE_TOPIC else lambda new: tags()[new]
+            if self._dispatch_sequence(queue, batch, rows, codes_of):
+                continue
+            if not batch.is_verified:
+                raise UnverifiedError(f"records of queue {queue_id} of {topic} are not in the order of the queue")
+            for row in rows.tolist():
+                self._dispatch_one(queue, batch.record(row))
 
-    def _dispatch_sequence(self, queue: ConsumeQueue, batch: RecordBatch, rows: NDArray[np.int64]) -> bool:
+    def _due_times(self, batch: RecordBatch, rows: _Rows) -> NDArray[np.int64]:
+        return np.array([self._tags_code(batch.record(row)) for row in rows.tolist()], np.int64)
+
+    def _skip_deleted(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Begin an empty queue with this queue offset if retention deleted its records before, with their file."""
+        if queue.min_offset == queue.max_offset < queue_offset and self._read_from <= self._log.start > 0:
+            queue.clear(queue_offset)
+
+    def _dispatch_sequence(
+        self, queue: ConsumeQueue, batch: RecordBatch, rows: _Rows, codes_of: Callable[[_Rows], NDArray[np.int64]]
+    ) -> bool:
         """Dispatch the usual case: consecutive queue offsets, the first of them known to the queue. False otherwise."""
         offsets = batch.queue_offset[rows]
         first = int(offsets[0])
@@ -150,8 +163,7 @@ class QueueRebuild:
         if known and not queue.has_units_of(first, physical_offsets[:known], sizes[:known]):
             return False
         if known < len(rows):
-            tags_codes = [self._tags_code_of(*label) for label in batch.labels(rows[known:])]
-            queue.append_all(physical_offsets[known:], sizes[known:], tags_codes)
+            queue.append_all(physical_offsets[known:], sizes[known:], codes_of(rows[known:]))
             self.rebuilt_from = min(self.rebuilt_from, int(physical_offsets[known]))
         return True
 
@@ -186,7 +198,7 @@ class QueueRebuild:
                 self._append(queue, record)
             return
         found = {"found_physical_offset": unit.physical_offset, "found_size": unit.size}
-        _log.warning("store.queue_unit_repaired", **position_fields(record), **found)
+        _log.warning("store.queue_unit_repaired", **record.position_fields(), **found)
         queue.overwrite(at, record.physical_offset, record.total_size, self._tags_code(record))
         self.rebuilt_from = min(self.rebuilt_from, record.physical_offset)
 
@@ -223,13 +235,13 @@ class QueueRebuild:
         if missing * SMALLEST_RECORD > record.physical_offset - start:
             reason = f"it cannot have queue offset {record.queue_offset}: the queue ends at {queue.max_offset}"
             damaged = DamagedRange(record.physical_offset, record.physical_offset + record.total_size)
-            report_damage(self._log, damaged, reason, position_fields(record))
+            report_damage(self._log, damaged, reason, record.position_fields())
             return False
         units = self._units_of_damage(start, record.physical_offset)
         # More records are missing than the damaged ranges account for: mark the rest as done, so readers skip them.
         units = (units + [CqUnit(record.physical_offset, DONE_SIZE_MARK, 0)] * missing)[:missing]
         first = {"offset": queue.max_offset, "physical_offset": units[0].physical_offset}
-        _log.warning("store.queue_gap_filled", **position_fields(record) | first, count=missing)
+        _log.warning("store.queue_gap_filled", **record.position_fields() | first, count=missing)
         queue.reserve(missing)
         for unit in units:
             queue.append(*unit)
@@ -259,24 +271,6 @@ class QueueRebuild:
         if queue is not None and queue.max_offset == record.queue_offset:
             queue.reserve(1)
             queue.append(*damaged.unit)
-
-
-def _rows_by_queue(batch: RecordBatch) -> dict[tuple[str, int], NDArray[np.int64]]:
-    """Return the rows of each queue, in order. Prepared and rolled back transactions have no unit in any queue."""
-    kind = batch.sys_flag & SysFlag.TRANSACTION_MASK
-    rows = np.flatnonzero((kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK))
-    if not len(rows):
-        return {}
-    numbers: dict[str, int] = {}
-    topic_of = np.array([numbers.setdefault(topic, len(numbers)) for topic in batch.topics], np.int64)[rows]
-    key = topic_of << 32 | batch.queue_id[rows] & 0xFFFF_FFFF  # a queue id is an i4
-    order = np.argsort(key, kind="stable")  # keeps the order within each queue
-    bounds = np.flatnonzero(np.diff(key[order], prepend=-1, append=-1))
-    groups = {}
-    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        group = rows[order[start:end]]
-        groups[batch.topics[int(group[0])], int(batch.queue_id[group[0]])] = group
-    return groups
 
 
 class LogReplay:
@@ -311,7 +305,7 @@ class LogReplay:
             self.close_append()
         if closed < len(batch) and self.open_append is None:
             self.open_append = int(batch.physical_offset[closed])
-        for row in _replayed_rows(batch).tolist() if self.followers else ():
+        for row in batch.replacing_rows().tolist() if self.followers else ():
             if batch.physical_offset[row] < replay_from:
                 continue
             if row < closed:
@@ -332,20 +326,8 @@ class LogReplay:
             try:
                 follower.replay(record)
             except (ValueError, TypeError, LookupError, ArithmeticError) as exc:
-                position = position_fields(record)
+                position = record.position_fields()
                 self._limited_log.log(ERROR, "store.record_not_replayed", **position, exc_info=exc)
-
-
-def _replayed_rows(batch: RecordBatch) -> NDArray[np.int64]:
-    """Return the rows that replace a delayed record, or may do so because RocketMQ wrote them; and sequenced ones.
-
-    A copy made by mqtemplate has a ``prepared_transaction_offset``. RocketMQ's copies have no such link.
-    """
-    replaces = (batch.prepared_transaction_offset != 0) | (batch.sys_flag & SysFlag.SEQUENCED != 0)
-    for row in np.flatnonzero(~batch.has_check & ~replaces).tolist():
-        properties = batch.properties(row)
-        replaces[row] = may_have_property(properties, DELAY) or may_have_property(properties, TIMER_OUT_MS)
-    return np.flatnonzero(replaces)
 
 
 class Recovery:
@@ -383,7 +365,13 @@ class Recovery:
         self._reported: set[int] = set()
 
     def run(
-        self, checkpoint_offset: int, *, was_clean: bool, lost_power: bool = False, is_growing: bool = False
+        self,
+        checkpoint_offset: int,
+        *,
+        was_clean: bool,
+        lost_power: bool = False,
+        is_growing: bool = False,
+        is_verified: bool = False,
     ) -> None:
         """Recover.
 
@@ -392,7 +380,10 @@ class Recovery:
             was_clean: The last owner closed the store, so only zeros follow the end of the log.
             lost_power: The machine lost its power: any sector of the unflushed bytes may be missing.
             is_growing: The owner of the files may append while they are read.
+            is_verified: The log was written from verified bytes, and there are no queues: only where records contradict
+                each other their checksums are compared.
         """
+        self._scan.verify = not is_verified
         self._checkpoint = checkpoint_offset
         self._was_clean, self._lost_power, self._is_growing = was_clean, lost_power, is_growing
         queues = list(self._rebuild.queues.values())
@@ -448,6 +439,11 @@ class Recovery:
             except QueueGapError as exc:
                 _log.warning("store.queue_rebuilt", reason=str(exc), read_from=exc.physical_offset)
                 start = self._log.file_start_of(exc.physical_offset)
+            except UnverifiedError as exc:
+                _log.warning("store.queue_rebuilt", reason=str(exc), read_from=start)
+                self._scan.verify = True
+                for queue in list(self._rebuild.queues.values()):
+                    queue.clear()
 
     def _read_once(self, replay_from: int, start: int) -> bool:
         self._rebuild.start(start)
@@ -584,7 +580,7 @@ class Recovery:
         if position is not None:
             fields = {"topic": position.topic, "queue": position.queue_id, "offset": position.queue_offset}
         elif (record := self._parse_unverified(damaged)) is not None:
-            fields = position_fields(record)
+            fields = record.position_fields()
             self._rebuild.append_damaged(record, damaged)
         if damaged.start not in self._reported:  # the log may be read a second time
             self._reported.add(damaged.start)

@@ -10,11 +10,20 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.copy.backup import backup_store
-from mqtemplate.errors import StoreError
+from mqtemplate.errors import CorruptRecordError, StoreError
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.operations.doctor import examine
+from mqtemplate.record.layout import (
+    BODY_AT,
+    BODY_CRC_AT,
+    PREPARED_OFFSET_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
+    SYS_FLAG_AT,
+)
 from tests.copy.recorded import RecordedRun, opened_state, small_settings, state_of
 from tests.operations.brokers import fill
+from tests.store.small_store import overwrite
 
 
 def test_a_backup_of_a_directory_in_use_has_the_state_of_its_owner(tmp_path: Path) -> None:
@@ -60,6 +69,51 @@ def test_a_backup_while_messages_are_stored_has_all_that_were_acknowledged_befor
     assert not report.is_damaged, report
     assert report.warnings == []
     assert before <= report.message_counts["orders"] <= acknowledged
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        pytest.param(BODY_CRC_AT, id="checksum"),
+        pytest.param(QUEUE_ID_AT, id="queue id"),
+        pytest.param(QUEUE_OFFSET_AT + 7, id="queue offset"),
+        pytest.param(SYS_FLAG_AT + 3, id="sys flag"),
+        pytest.param(PREPARED_OFFSET_AT + 7, id="prepared transaction offset"),
+        pytest.param(BODY_AT, id="body"),
+        pytest.param(BODY_AT + 2, id="topic"),
+        pytest.param(0, id="size"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_record_that_is_damaged_in_the_original_changes_no_other_one(
+    tmp_path: Path, damaged: int, number: int
+) -> None:
+    """The log is written from bytes that were verified; what was damaged before is an error of that message only."""
+    with EmbeddedBroker(tmp_path / "store", small_settings()) as broker:
+        broker.create_topic("orders", 1)
+        queue = MessageQueue("orders", broker.name, 0)
+        starts = [
+            broker.sends.send(Message("orders", b"%d" % each, {"TAGS": "paid"}), queue).queue_offset
+            for each in range(8)
+        ]
+        units = [broker.store.consume_queue("orders", 0).unit(at) for at in starts]
+    path = tmp_path / "store" / "commitlog" / f"{0:020d}"
+    at = units[number].physical_offset + damaged
+    overwrite(path, at, bytes([path.read_bytes()[at] ^ 0x54]))
+
+    backup_store(tmp_path / "store", tmp_path / "backup", small_settings())
+
+    with EmbeddedBroker(tmp_path / "backup", small_settings()) as broker:
+        found = broker.store.consume_queue("orders", 0)
+        assert found.max_offset == 8
+        for each in range(8):
+            unit = found.unit(each)
+            if each != number:
+                assert unit == units[each]
+                assert broker.store.read(unit.physical_offset, unit.size).body == b"%d" % each
+            else:
+                with pytest.raises(CorruptRecordError):
+                    broker.store.read(unit.physical_offset, unit.size)
 
 
 def test_a_backup_is_never_written_over_something(tmp_path: Path) -> None:

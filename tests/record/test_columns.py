@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,21 +97,39 @@ def test_any_bytes_form_a_batch_without_an_error(data: bytes) -> None:
     check(data)
 
 
-def test_labels_contain_the_fields_of_a_tags_code() -> None:
+def test_properties_of_one_size_are_rows_with_their_checks() -> None:
     data = b""
     for tag in (b"paid", b"late"):
         item = RecordDraft("orders", 0, b"x", b"TAGS\x01" + tag + b"\x02")
         data += item.encode(0, len(data), 1_000 + len(data), HOSTS[0])
     batch = RecordBatch(data, 0)
 
-    labels = batch.labels(batch.queue_id.nonzero()[0])
-    both = batch.labels(batch.physical_offset.argsort())
+    rows = batch.properties_rows(np.array([1, 0]), int(batch.properties_size[0]))
 
-    assert labels == []
-    assert both == [
-        ("orders", b"TAGS\x01paid\x02", 1_000),
-        ("orders", b"TAGS\x01late\x02", 1_000 + len(data) // 2),
-    ]
+    assert [bytes(row[:-CHECK_SIZE]) for row in rows] == [b"TAGS\x01late\x02", b"TAGS\x01paid\x02"]
+    assert data.endswith(bytes(rows[0]))
+
+
+@given(data=logs(), count=st.integers(0, 7))
+def test_a_batch_may_be_limited_to_a_number_of_records(data: bytes, count: int) -> None:
+    batch, whole = RecordBatch(data, START, max_count=count), RecordBatch(data, START)
+
+    assert batch.physical_offset.tolist() == whole.physical_offset.tolist()[:count]
+    assert batch.byte_count == sum(whole.size.tolist()[:count])
+
+
+@given(data=logs(), where=st.integers(0, 1 << 20), flip=st.integers(1, 255))
+def test_without_verification_a_damaged_body_counts_and_a_wrong_size_does_not(
+    data: bytes, where: int, flip: int
+) -> None:
+    """A batch without verification has at least the records of a verified one, in the same places."""
+    damaged = bytearray(data)
+    if damaged:
+        damaged[where % len(damaged)] ^= flip
+    verified, batch = (RecordBatch(bytes(damaged), START, verify=each) for each in (True, False))
+
+    assert batch.physical_offset.tolist()[: len(verified)] == verified.physical_offset.tolist()
+    assert batch.topics[: len(verified)] == verified.topics
 
 
 def test_every_byte_of_a_check_counts() -> None:

@@ -89,6 +89,10 @@ class StoreFiles(Protocol):
         """Return True if another broker may append while the files are read: they are a snapshot of a folder in use."""
         return False
 
+    def is_log_verified(self) -> bool:
+        """Return True if this process has just written the log, from verified bytes, and no other file before."""
+        return False
+
     def boot_id(self) -> str:
         """Return an id that changes at each start of the machine; "-" if the system lacks it."""
         return "-"
