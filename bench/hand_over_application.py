@@ -160,8 +160,6 @@ class Actions:
     def act(self, ended: threading.Event) -> None:
         """Do one action. If an answer is missing, try it again until the process is to end."""
         kind = self._chance.choice(("cancel", "reschedule", "send", "step", "none"))
-        if kind == "send" and (self._folder / "phase").exists() and (self._folder / "phase").read_text() == "ABORTING":
-            return  # an abort from RocketMQ ends when nothing is left there that can come back
         if kind == "step":
             self._send_step()
         elif kind != "none":
@@ -197,10 +195,10 @@ class Actions:
             self._journal.write(**line, result="SENT")
 
     def _send(self, action: dict[str, Any]) -> str:
-        new = self._broker.new
-        if not records_of(new, action["id"]):  # of a try whose answer was lost
+        # A try before this one, whose answer was lost, may have gone to the other broker: the hand-over was aborted.
+        if not any(records_of(broker, action["id"]) for broker in (self._broker.old, self._broker.new)):
             properties = {Property.UNIQ_KEY: action["id"], Property.TIMER_DELIVER_MS: str(action["due"])}
-            self._broker.sends.send(Message(TOPIC, b"sent", properties), new.queues(TOPIC)[0])
+            self._broker.sends.send(Message(TOPIC, b"sent", properties), self._broker.queues(TOPIC)[0])
         return "SENT"
 
     def _change(self, action: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Protocol, Self
 
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, UnsupportedError
 from mqtemplate.message import Message, MessageExt
 
 
@@ -21,7 +21,7 @@ class HandOverPhase(Enum):
     """Phase of a hand-over.
 
     ``RUNNING``: messages move to the new broker. ``PAUSED``: no more messages are reserved.
-    ``ABORTING``: messages move back to the old broker. ``ABORTED``: all are back; the setting can be removed.
+    ``ABORTING``: the application sends to the old broker again, and messages move back. ``ABORTED``: all are back.
     ``CONFIRMED``: the old broker is empty, and refuses messages.
     """
 
@@ -41,9 +41,18 @@ NEXT_PHASES: Mapping[HandOverPhase, frozenset[HandOverPhase]] = {
 }
 """The phases that may follow a phase. A confirmed hand-over is over."""
 
+SENDS_TO_OLD = frozenset({HandOverPhase.ABORTING, HandOverPhase.ABORTED})
+"""Phases in which the application sends to the old broker."""
+
+_MOST_SWITCHES = 15
+
 
 class HandOverError(BrokerError):
     """A hand-over cannot do what was requested: its phase, its lock, or what the old broker still has forbids it."""
+
+
+class HandOverKeyError(UnsupportedError):
+    """A pending key cannot be decided about during a hand-over. Afterwards the same send succeeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +73,8 @@ class HandOverState:
         back_offset: Queue offset after the last one of these.
         last_error: Why the mover made no progress the last time; None if it does.
         owner: The last owner of the lock; None if there was none.
+        switches_ms: When the sends of the application changed to the new broker, back to the old one, and so on (epoch
+            ms). The last ones are kept, the first of them a change to the new broker.
     """
 
     hand_over_id: str
@@ -80,6 +91,7 @@ class HandOverState:
     back_offset: int = 0
     last_error: str | None = None
     owner: str | None = None
+    switches_ms: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Return the state as a JSON object."""
@@ -96,9 +108,27 @@ class HandOverState:
             values: dict[str, Any] = json.loads(text)
             names = {"phase": HandOverPhase(values["phase"])}
             lists = {name: tuple(map(str, values.get(name, ()))) for name in ("topics", "groups", "brokers")}
-            return cls(**(values | names | lists))
+            times = {"switches_ms": tuple(map(int, values.get("switches_ms", ())))}
+            return cls(**(values | names | lists | times))
         except (TypeError, KeyError, AttributeError) as exc:
             raise ValueError(f"not the state of a hand-over: {exc}") from exc
+
+    @property
+    def sends_to_old(self) -> bool:
+        """True if the application sends to the old broker: the hand-over is aborted."""
+        return self.phase in SENDS_TO_OLD
+
+    @property
+    def switches(self) -> tuple[int, ...]:
+        """`switches_ms`; of the state of an older version, which does not have them, the times that are known."""
+        return self.switches_ms or (self.started_ms, *((self.changed_ms,) if self.sends_to_old else ()))
+
+    def switched(self, phase: HandOverPhase, now_ms: int) -> tuple[int, ...]:
+        """Return `switches` with the time of a change to *phase*, if the sends change to the other broker then."""
+        times = self.switches
+        if (phase in SENDS_TO_OLD) is not self.sends_to_old:
+            times = (*times, max(now_ms, times[-1] + 1))
+        return times if len(times) <= _MOST_SWITCHES else times[2:]
 
     def check_next(self, phase: HandOverPhase) -> None:
         """Check that *phase* may follow the phase now.

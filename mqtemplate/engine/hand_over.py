@@ -217,6 +217,11 @@ class LocalHandOver:
                     topics=tuple(sorted(names)),
                     groups=tuple(sorted(members)),
                     first_offset=self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset,
+                    switches_ms=(
+                        (now_ms,)
+                        if state is None or state.target != target
+                        else state.switched(HandOverPhase.RUNNING, now_ms)
+                    ),
                 )
             )
             self._keep_ends()
@@ -242,7 +247,8 @@ class LocalHandOver:
             if phase is HandOverPhase.CONFIRMED and (remaining := self.remaining()):
                 raise HandOverError(f"the hand-over cannot be confirmed yet: {'; '.join(remaining)}")
             _log.info("hand_over.changed", target=state.target, phase=phase.value, phase_before=state.phase.value)
-            saved = self._save(replace(state, phase=phase, last_error=None))
+            switches_ms = state.switched(phase, self._store.clock.now_ms())
+            saved = self._save(replace(state, phase=phase, last_error=None, switches_ms=switches_ms))
             self._seal()
             self._keep_ends()
             self._changed()

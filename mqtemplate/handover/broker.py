@@ -40,16 +40,18 @@ from mqtemplate.errors import (
 )
 from mqtemplate.event_log import get_logger
 from mqtemplate.handover.admin import HandOverAdmin, copy_topics
-from mqtemplate.handover.consuming import HandOverGroups
+from mqtemplate.handover.consuming import HandOverGroups, is_value_group
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.mover import Mover
 from mqtemplate.handover.old_broker import (
     OLD_PREFIX,
+    SendDirection,
     inner_message,
     inner_queue,
     is_old,
     register_at_both,
     shown_messages,
+    shown_queue,
 )
 from mqtemplate.handover.pace import SendsInFlight
 from mqtemplate.handover.pending import HandOverDelayed
@@ -74,7 +76,6 @@ _NOT_OF_BOTH = frozenset(
 )
 """Capabilities of the files of one broker, and of what one broker counts."""
 _CLOCKS_DIFFER_MS = 60_000
-_VALUE_SUFFIXES = ("-done", "-paused")  # of schedules: groups whose offset is a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,10 @@ class HandOverOptions:
 
 
 class HandOverBroker(Broker):
-    """Two brokers as one: messages are sent to the new one, and read from both.
+    """Two brokers as one: messages are sent to one of them, and read from both.
 
-    - Sends, requests and half messages go to the new broker. Half messages of the old one are checked there.
+    - Sends, requests and half messages go to the new broker, and to the old one again once the hand-over is aborted.
+      Half messages are checked where they are.
     - Sends with a pending key are refused: no broker knows all messages that may be pending under the key.
     - Changes and queries of pending messages concern both, and so do groups, topics, and what operators do.
     - To the application the old broker's name is ``old:NAME``.
@@ -122,12 +124,13 @@ class HandOverBroker(Broker):
         self.path = new.path or old.path
         self.is_embedded = new.is_embedded
         self.mover: Mover | None = None
+        self._direction = SendDirection(old, has_state=self.options.mover is not None)
         self._groups = HandOverGroups(
-            old, new, self.options.orderly_waits_for_pending, self.clock.now_ms(), self._check_order
+            old, new, self.options.orderly_waits_for_pending, self.clock.now_ms(), self._check_order, self._direction
         )
-        self._pop = HandOverPop(old, new, waits_for_pending=self.options.orderly_waits_for_pending)
+        self._pop = HandOverPop(old, new, self._direction, waits_for_pending=self.options.orderly_waits_for_pending)
         self._delayed = HandOverDelayed(old, new, has_mover=self.options.mover is not None)
-        self._sends = SendsInFlight(new)
+        self._sends = SendsInFlight(new, old, self._direction.is_to_old)
         self._opened = contextlib.ExitStack()
         self._is_started = False
         self._is_first_start = True
@@ -171,6 +174,8 @@ class HandOverBroker(Broker):
             self.new.start()
             opened.callback(self.new.close)
             self._begin()
+            self._direction.start()
+            opened.callback(self._direction.close)
             self._take_over()
             if self.options.mover is not None:
                 self.mover = Mover(self.old, self.new, self.options.mover, is_sending=self._sends.are_in_flight)
@@ -231,7 +236,10 @@ class HandOverBroker(Broker):
                 )
         self._groups = replace(self._groups, started_ms=state.started_ms)
         if state.phase is HandOverPhase.ABORTED:
-            hint = "remove mqtemplate.hand-over and name the old broker again; or: mqtemplate hand-over start"
+            hint = (
+                "messages are sent to the old broker; remove mqtemplate.hand-over and name that broker again; or: "
+                "mqtemplate hand-over start"
+            )
             _log.warning("hand_over.aborted", hint=hint)
         if state.phase is HandOverPhase.CONFIRMED:
             _log.warning("hand_over.confirmed", hint="the old broker is empty; remove mqtemplate.hand-over")
@@ -303,8 +311,9 @@ class HandOverBroker(Broker):
     # --- topics --------------------------------------------------------------------------------
 
     def queues(self, topic: str) -> Sequence[MessageQueue]:
-        """Return the queues of *topic* at the new broker, for sends. `admin` has those of both."""
-        return tuple(self.new.queues(topic))
+        """Return the queues of *topic* at the broker that is sent to. `admin` has those of both."""
+        broker = self._sends.broker_of(topic)
+        return tuple(broker.queues(topic) if broker is self.new else map(shown_queue, broker.queues(topic)))
 
     def create_topic(self, topic: str, queue_count: int = 4, *, message_type: TopicMessageType | None = None) -> None:
         """Create a topic at the new broker, or add queues to it."""
@@ -351,7 +360,7 @@ class HandOverBroker(Broker):
 
     @property
     def requests(self) -> Requests:
-        return _Requests(self.old, self.new)
+        return _Requests(self.old, self.new, self._sends)
 
     @property
     def transactions(self) -> Transactions:
@@ -396,26 +405,23 @@ class HandOverBroker(Broker):
                 )
 
 
-def is_value_group(group: str, topic: str) -> bool:
-    """Return True for a group whose committed offset is a value of a schedule, and not a position in a queue."""
-    return group.startswith(f"{topic}-") and group.endswith(_VALUE_SUFFIXES)
-
-
 # --- parts that route by the broker of a message --------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests(Requests):
-    """Requests go to the new broker; a reply goes to the broker that the request came from."""
+    """Requests go where messages are sent; a reply goes to the broker that the request came from."""
 
     old: Broker
     new: Broker
+    sends: SendsInFlight
 
     def request(
         self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> Future[MessageExt]:
-        # Written in full: the new broker's own object would reply to all requests there.
-        future: Future[MessageExt] = self.new.requests.request(message, queue=queue, timeout_ms=timeout_ms)
+        # Written in full: a broker's own object would reply to all requests there.
+        broker, inner = self.sends.route(message.topic, queue)
+        future: Future[MessageExt] = broker.requests.request(message, queue=inner, timeout_ms=timeout_ms)
         return future
 
     def reply(
@@ -429,14 +435,18 @@ class _Requests(Requests):
 
 @dataclass(frozen=True, slots=True)
 class _Transactions(Transactions):
-    """Transactions begin at the new broker. Both brokers check theirs with the same function."""
+    """Transactions end at the broker where they began. Both brokers check theirs with the same function."""
 
     old: Broker
     new: Broker
 
     def end_transaction(self, half: HalfMessage, state: TransactionState, remark: str | None = None) -> None:
-        is_of_old = is_old(half.send_result.message_queue.broker_name)
-        (self.old if is_of_old else self.new).transactions.end_transaction(half, state, remark)
+        result = half.send_result
+        if not is_old(result.message_queue.broker_name):
+            self.new.transactions.end_transaction(half, state, remark)
+            return
+        inner = replace(half, send_result=replace(result, message_queue=inner_queue(result.message_queue)))
+        self.old.transactions.end_transaction(inner, state, remark)
 
     def check_transactions(
         self, group: str, check: CheckTransaction, *, threads: int = 1, max_waiting: int = 2_000

@@ -2,7 +2,8 @@
 
 - ``CONCURRENTLY``, broadcasting and ``receive``: both at once, in turns.
 - ``ORDERLY``: a queue of the new broker is read only while the group, over all its members, has consumed what the old
-  broker has of the topic and of the group's retry topic. See `OldQueues`.
+  broker has of the topic and of the group's retry topic. After an abort, what is sent to the old broker then waits for
+  the new one. See `QueueOrder`.
 - A message that fails goes back to the broker that it came from: so do its retries, and its dead letter.
 
 To the application a queue of the old broker has the broker name ``old:NAME``: both brokers often have one name.
@@ -10,7 +11,7 @@ To the application a queue of the old broker has the broker name ``old:NAME``: b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mqtemplate.broker import (
@@ -22,13 +23,16 @@ from mqtemplate.broker import (
     MessageModel,
     QueueLock,
 )
-from mqtemplate.errors import CorruptRecordError
+from mqtemplate.errors import BrokerError, CorruptRecordError
+from mqtemplate.event_log import get_logger
 from mqtemplate.handover.old_broker import (
-    OldQueues,
     PollThread,
+    QueueOrder,
+    SendDirection,
     inner_message,
     inner_queue,
     is_old,
+    queues_of,
     shown_keys,
     shown_messages,
     shown_queue,
@@ -36,6 +40,8 @@ from mqtemplate.handover.old_broker import (
 )
 from mqtemplate.message import MessageExt, MessageQueue, Property
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
+
+_log = get_logger("mqtemplate.handover")
 
 
 class HandOverConsumer(Consumer):
@@ -47,15 +53,15 @@ class HandOverConsumer(Consumer):
     Args:
         old: Member of the group at the old broker.
         new: Member of the group at the new broker.
-        old_queues: Says when queues of the new broker may be locked, which ``ORDERLY`` does before it reads them.
+        order: Says how far queues may be read that are locked, which ``ORDERLY`` does before it reads them.
     """
 
     def __init__(
-        self, spec: ConsumerSpec, old: Consumer, new: Consumer, old_queues: OldQueues, *, is_virtual: bool
+        self, spec: ConsumerSpec, old: Consumer, new: Consumer, order: QueueOrder, *, is_virtual: bool
     ) -> None:
         self.spec = spec
         self._old, self._new = old, new
-        self._old_queues = old_queues
+        self._order = order
         self._is_virtual = is_virtual
         self._is_woken = False
         self._new_is_first = False
@@ -63,7 +69,7 @@ class HandOverConsumer(Consumer):
         self._thread: PollThread[MessageExt] | None = None
         self._assigned: tuple[frozenset[MessageQueue], frozenset[MessageQueue], frozenset[MessageQueue]] | None = None
         self._without: tuple[frozenset[MessageQueue], frozenset[MessageQueue]] = frozenset(), frozenset()
-        self._locked: set[MessageQueue] = set()  # queues of the new broker that the caller has locked
+        self._locked: set[MessageQueue] = set()  # queues of both brokers that the caller has locked
 
     # --- routing -------------------------------------------------------------------------------
 
@@ -118,20 +124,21 @@ class HandOverConsumer(Consumer):
 
     # --- order ---------------------------------------------------------------------------------
 
-    def _may_lock(self, queue: MessageQueue) -> bool:
-        return is_old(queue.broker_name) or self._old_queues.are_drained(queue.topic)
+    def _may_read(self, queue: MessageQueue) -> bool:
+        """Return True if the next message of a queue need not wait for messages of the other broker."""
+        limit = self._order.limit(queue)
+        return limit is None or (limit > 0 and self.position(queue) < limit)
 
     def lock(self, queue: MessageQueue) -> bool:
         member, inner = self._of(queue)
-        return self._may_lock(queue) and member.lock(inner) and self._has_locked(queue)
+        return self._may_read(queue) and member.lock(inner) and self._has_locked(queue)
 
     def lock_soon(self, queue: MessageQueue) -> bool:
         member, inner = self._of(queue)
-        return self._may_lock(queue) and member.lock_soon(inner) and self._has_locked(queue)
+        return self._may_read(queue) and member.lock_soon(inner) and self._has_locked(queue)
 
     def _has_locked(self, queue: MessageQueue) -> bool:
-        if not is_old(queue.broker_name):
-            self._locked.add(queue)
+        self._locked.add(queue)
         return True
 
     def unlock(self, queue: MessageQueue) -> None:
@@ -152,8 +159,22 @@ class HandOverConsumer(Consumer):
         return member.has_lock(inner)
 
     def _must_wait(self) -> frozenset[MessageQueue]:
-        """Return the locked queues of the new broker whose topics have messages in the old one again."""
-        return frozenset([queue for queue in self._locked if not self._old_queues.are_drained(queue.topic)])
+        """Return the locked queues whose next messages wait for messages of the other broker."""
+        return frozenset([queue for queue in self._locked if not self._may_read(queue)])
+
+    def _read_in_order(self, messages: list[MessageExt]) -> list[MessageExt]:
+        """Return the messages that may be read now; let the others of locked queues be read again."""
+        if not self._locked:
+            return messages
+        allowed = []
+        for message in messages:
+            queue = MessageQueue(message.topic, message.broker_name, message.queue_id)
+            limit = self._order.limit(queue) if queue in self._locked else None
+            if limit is None or message.queue_offset < limit:
+                allowed.append(message)
+            else:
+                self._return(message)
+        return allowed
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -168,13 +189,14 @@ class HandOverConsumer(Consumer):
         error, self._error = self._error, None
         if error is not None:
             raise error
-        of_old = frozenset([inner_queue(queue) for queue in without if is_old(queue.broker_name)])
-        self._without = of_old, without | self._must_wait()
+        waiting = self._must_wait()
+        excluded = without | waiting
+        self._without = frozenset([inner_queue(queue) for queue in excluded if is_old(queue.broker_name)]), excluded
         messages = self._poll_in_turn(max_count)
         if not messages and not self._is_woken and wait_ms > 0 and not self._is_virtual:
-            messages = self._wait_for_both(max_count, wait_ms)
+            messages = self._wait_for_both(max_count, min(wait_ms, self._order.interval_ms) if waiting else wait_ms)
         self._is_woken = False
-        return messages
+        return self._read_in_order(messages)
 
     def _poll_old(self, max_count: int, wait_ms: int = 0) -> list[MessageExt]:
         return shown_messages(self._old.poll(max_count, wait_ms, without=self._without[0]))
@@ -244,6 +266,40 @@ class HandOverConsumer(Consumer):
         self.seek(queue, min(message.queue_offset, self.position(queue)))
 
 
+@dataclass(frozen=True, slots=True)
+class _LocksOfBoth:
+    """Locks of one queue at both brokers, as one. A `QueueLock`."""
+
+    each: Sequence[QueueLock]
+
+    @property
+    def is_held(self) -> bool:
+        return all(lock.is_held for lock in self.each)
+
+    def release(self) -> None:
+        """Release all of them, also if one fails."""
+        for released, lock in enumerate(self.each, 1):
+            try:
+                lock.release()
+            except BaseException:
+                _LocksOfBoth(self.each[released:]).release()
+                raise
+
+
+def _same_queue(broker: Broker, queue: MessageQueue) -> MessageQueue | None:
+    """Return the queue with the same number at another broker; None if the topic does not exist there."""
+    queues = queues_of(broker, queue.topic)
+    return next((each for each in sorted(queues) if each.queue_id == queue.queue_id), None)
+
+
+_VALUE_SUFFIXES = ("-done", "-paused")
+
+
+def is_value_group(group: str, topic: str) -> bool:
+    """Return True for a group whose committed offset is a value of a schedule, and not a position in a queue."""
+    return group.startswith(f"{topic}-") and group.endswith(_VALUE_SUFFIXES)
+
+
 @dataclass(eq=False)
 class HandOverGroups(ConsumerGroups):
     """The consumer groups of both brokers: a member reads both.
@@ -252,6 +308,7 @@ class HandOverGroups(ConsumerGroups):
         started_ms: Start of the hand-over: a broadcasting member reads the new broker from there on, unless it has read
             it before.
         check_order: Raises an error if the order of an ordered member would be lost.
+        direction: Says which broker the application sends to.
     """
 
     old: Broker
@@ -259,6 +316,7 @@ class HandOverGroups(ConsumerGroups):
     waits_for_pending: bool
     started_ms: int
     check_order: Callable[[ConsumerSpec], None]
+    direction: SendDirection
 
     def subscribe(self, spec: ConsumerSpec) -> Consumer:
         if spec.is_ordered:
@@ -276,8 +334,8 @@ class HandOverGroups(ConsumerGroups):
         except BaseException:
             old.close()
             raise
-        queues = OldQueues(self.old, spec.group, waits_for_pending=self.waits_for_pending)
-        return HandOverConsumer(spec, old, new, queues, is_virtual=self.new.clock.is_virtual)
+        order = QueueOrder(self.old, self.new, spec.group, self.direction, waits_for_pending=self.waits_for_pending)
+        return HandOverConsumer(spec, old, new, order, is_virtual=self.new.clock.is_virtual)
 
     def _of(self, queue: MessageQueue) -> tuple[ConsumerGroups, MessageQueue]:
         return (self.old.groups, inner_queue(queue)) if is_old(queue.broker_name) else (self.new.groups, queue)
@@ -287,12 +345,41 @@ class HandOverGroups(ConsumerGroups):
         return groups.committed_offset(group, inner)
 
     def commit_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """See `ConsumerGroups`. A value of a schedule is stored at both brokers: it is read at either one."""
         groups, inner = self._of(queue)
         groups.commit_offset(group, inner, queue_offset)
+        if is_value_group(group, queue.topic):
+            other = self.new if groups is self.old.groups else self.old
+            try:
+                for each in queues_of(other, queue.topic):
+                    other.groups.commit_offset(group, each, queue_offset)
+            except BrokerError as exc:
+                _log.warning("hand_over.value_not_stored", group=group, broker=other.name, reason=str(exc))
 
     def lock_queue(self, group: str, queue: MessageQueue) -> QueueLock | None:
-        groups, inner = self._of(queue)
-        return groups.lock_queue(group, inner)
+        """Lock a queue at the broker that has it, and the one with its number at the other broker.
+
+        Schedules are locked so: run messages of one schedule may be in both brokers, and processes without the setting
+        of the hand-over lock at one of them. A broker that does not answer, and does not have the queue, is left out.
+        """
+        locks: list[QueueLock] = []
+        for broker in (self.old, self.new):  # in one order everywhere
+            is_own = is_old(queue.broker_name) is (broker is self.old)
+            try:
+                inner = inner_queue(queue) if is_own else _same_queue(broker, queue)
+                lock = None if inner is None else broker.groups.lock_queue(group, inner)
+            except BrokerError as exc:
+                if is_own:
+                    _LocksOfBoth(locks).release()
+                    raise
+                _log.debug("hand_over.lock_at_one_broker", group=group, broker=broker.name, reason=str(exc))
+                continue
+            if lock is not None:
+                locks.append(lock)
+            elif inner is not None:
+                _LocksOfBoth(locks).release()
+                return None
+        return _LocksOfBoth(locks)
 
     def consumed_topics(self) -> Mapping[str, Collection[str]] | None:
         old, new = self.old.groups.consumed_topics(), self.new.groups.consumed_topics()

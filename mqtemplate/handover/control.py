@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from mqtemplate.broker import Broker
-from mqtemplate.broker.hand_over import HandOverCounts, HandOverError, HandOverPhase, HandOverState
+from mqtemplate.broker.hand_over import SENDS_TO_OLD, HandOverCounts, HandOverError, HandOverPhase, HandOverState
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.converters.readable import span_text, time_text
 from mqtemplate.errors import BrokerError, MQTemplateError, UnknownNameError
@@ -142,6 +142,10 @@ def status_lines(document: dict[str, Any]) -> list[str]:
         days = sorted(document["days"].items())
         shown = ", ".join(f"{day} {count:,}" for day, count in days[:10])
         lines.append(f"left by day: {shown}{', …' if len(days) > 10 else ''}")
+    if HandOverPhase(document["phase"]) in SENDS_TO_OLD:
+        unread = [f"{each['name']} {each['new']:,}" for each in document["groups"] if each["new"]]
+        lines.append(f"not consumed at the new broker yet, by group: {', '.join(unread) or 'nothing'}")
+        return lines
     lines += [f"left: {text}" for text in document["remaining"]]
     if not document["remaining"] and document["phase"] != HandOverPhase.CONFIRMED.value:
         lines.append("the old broker is empty: mqtemplate hand-over confirm")
@@ -215,8 +219,9 @@ _NOTES = {
     HandOverAction.RESUME: "The mover of the application goes on within seconds.",
     HandOverAction.CONFIRM: f"The old broker refuses messages from then on. Remove {SETTING} from application.yml.",
     HandOverAction.ABORT: (
-        "The mover of the application moves pending messages back; when all are back, the phase is ABORTED: then "
-        f"remove {SETTING}, and set rocketmq.name-server to the old broker."
+        "The application sends to the old broker from now on, and its mover moves pending messages back. When all are "
+        f"back, the phase is ABORTED. When the groups have consumed what the new broker has, remove {SETTING}, and "
+        "set rocketmq.name-server to the old broker."
     ),
 }
 

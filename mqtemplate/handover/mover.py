@@ -26,7 +26,8 @@ Three things make the answer of the new broker reliable:
 
 An abort is the same in the other direction: first the forward transit ends, then a mover with the two brokers exchanged
 moves what is pending in the new broker for the topics of the hand-over, messages that were sent since included. Its
-state, lock and transit are in the new broker. When nothing is left there, both hand-overs are ``ABORTED``. A message
+state, lock and transit are in the new broker. The application sends to the old broker meanwhile. When nothing is left
+in the new one, and nothing can arrive there any more (see `SettledSwitch`), both hand-overs are ``ABORTED``. A message
 that is due too soon, or that the old broker refuses, stays in the new broker, which releases it.
 
 RocketMQ cannot reserve a message, but recall one. So a message comes back in four steps: the old broker stores it in
@@ -72,6 +73,7 @@ from mqtemplate.errors import (
 )
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.handover.limits import MoverSettings, delay_properties, free_time, movable_times
+from mqtemplate.handover.old_broker import SettledSwitch
 from mqtemplate.handover.pace import Pace
 from mqtemplate.handover.pending import is_pending, recall_times, recallable
 from mqtemplate.hashes import queue_number
@@ -136,6 +138,7 @@ class Mover:
         self._failed_sends: dict[int, tuple[int, Exception]] = {}  # offset -> number of failures, and the last one
         self._took_over = (0, 0)  # the owner of the lock before may have sent those before this offset, until this time
         self._took_back_ms: int | None = None
+        self._switch = SettledSwitch(self._clock, is_own_clock=old.is_embedded)
         self._refused: dict[str, int] = {}  # topic -> steady time until which its messages stay
         self._pace = Pace(self._clock, self._settings, is_sending)
         self._failures = 0
@@ -304,7 +307,7 @@ class Mover:
             return self._recall_back(state, backs)
         back.begin(_abort_of(state), state.topics, state.groups)
         pause_ms, self._is_idle = self._step_reverse(state)
-        if self._is_idle:
+        if self._is_idle and self._switch.is_over(state.switches[-1]):
             self._end_reverse()
             self._old.change(HandOverPhase.ABORTED)
         return pause_ms
@@ -356,7 +359,8 @@ class Mover:
             found = recallable(self._new, sorted(self._topics(state)), earliest_ms, _BATCH)
             if not found:
                 self._is_idle = True
-                self._old.change(HandOverPhase.ABORTED)
+                if self._switch.is_over(state.switches[-1]):
+                    self._old.change(HandOverPhase.ABORTED)
                 return _IDLE_MS
             if not self._keep_lock():
                 return _IDLE_MS

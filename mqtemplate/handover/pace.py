@@ -6,12 +6,15 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 from mqtemplate.broker import Broker, MessageSends
+from mqtemplate.broker.hand_over import HandOverKeyError
 from mqtemplate.clock import Clock
-from mqtemplate.errors import UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.limits import MoverSettings
+from mqtemplate.handover.old_broker import has_topic, inner_queue, is_old, shown_queue
 from mqtemplate.message import Message, MessageQueue, Property, SendSequence
 from mqtemplate.results import HalfMessage, SendResult, SequencedResult
 
@@ -95,74 +98,129 @@ class Pace:
 
 
 class SendsInFlight(MessageSends):
-    """The sends of a new broker during a hand-over. It knows if one waits for its answer, so that a mover gives way.
+    """The sends of an application during a hand-over: to the new broker, or to the old one once that is aborted.
 
-    A send with a pending key raises `UnsupportedError`.
+    It knows if one waits for its answer, so that a mover gives way. A send with a pending key raises
+    `HandOverKeyError`.
+
+    Args:
+        old: The old broker; None: all sends go to the new one.
+        is_to_old: Returns True if the sends go to the old broker now. For a topic that only the new broker has they go
+            there all the same: the listeners of this application do not read that topic at the old one.
     """
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, new: Broker, old: Broker | None = None, is_to_old: Callable[[], bool] = lambda: False) -> None:
+        self._new, self._old, self._is_to_old = new, old, is_to_old
+        self._at_old: set[str] = set()  # topics that the old broker certainly has
         self._in_flight: list[None] = []  # unlike a number, one thread adds while another one removes
 
     def are_in_flight(self) -> bool:
         """Return True if a send waits for its answer."""
         return bool(self._in_flight)
 
+    def broker_of(self, topic: str) -> Broker:
+        """Return the broker that a message for a topic goes to now."""
+        if self._old is None or not self._is_to_old():
+            return self._new
+        if topic not in self._at_old:
+            if not has_topic(self._old, topic):
+                return self._new
+            self._at_old.add(topic)
+        return self._old
+
+    def route(self, topic: str, queue: MessageQueue | None) -> tuple[Broker, MessageQueue | None]:
+        """Return the broker that a message goes to now, and the queue as that broker knows it.
+
+        For a queue of the other broker it is the one with its number.
+        """
+        broker = self.broker_of(topic)
+        return broker, None if queue is None else self._queue_of(broker, queue)
+
+    def _queue_of(self, broker: Broker, queue: MessageQueue) -> MessageQueue:
+        if is_old(queue.broker_name) is (broker is self._old):
+            return inner_queue(queue)
+        queues = broker.queues(queue.topic)
+        return queues[queue.queue_id % len(queues)]
+
+    def _shown(self, result: SendResult, broker: Broker) -> SendResult:
+        if broker is not self._old:
+            return result
+        return replace(result, message_queue=shown_queue(result.message_queue))
+
     @contextlib.contextmanager
-    def _counted(self, messages: Iterable[Message]) -> Iterator[MessageSends]:
-        _refuse_pending_keys(messages)
+    def _counted(
+        self, messages: Sequence[Message], queue: MessageQueue | None
+    ) -> Iterator[tuple[Broker, MessageQueue | None]]:
+        refuse_pending_keys(messages)
         self._in_flight.append(None)
         try:
-            yield self._broker.sends
+            yield self.route(messages[0].topic if messages else "", queue)
         finally:
             self._in_flight.pop()
 
     def send(self, message: Message, queue: MessageQueue | None = None, timeout_ms: int = 3_000) -> SendResult:
-        with self._counted([message]) as sends:
-            return sends.send(message, queue, timeout_ms)
+        with self._counted([message], queue) as (broker, inner):
+            return self._shown(broker.sends.send(message, inner, timeout_ms), broker)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> SendResult:
-        with self._counted(messages) as sends:
-            return sends.send_batch(messages, queue, timeout_ms)
+        with self._counted(messages, queue) as (broker, inner):
+            return self._shown(broker.sends.send_batch(messages, inner, timeout_ms), broker)
 
     def send_async(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> AwaitableFuture[SendResult]:
-        _refuse_pending_keys(messages)
-        future = self._broker.sends.send_async(messages, queue, timeout_ms)
+        refuse_pending_keys(messages)
+        broker, inner = self.route(messages[0].topic if messages else "", queue)
+        future = broker.sends.send_async(messages, inner, timeout_ms)
         self._in_flight.append(None)
         future.add_done_callback(lambda done: self._in_flight.pop())
-        return future
+        return self._shown_later(future) if broker is self._old else future
+
+    def _shown_later(self, future: AwaitableFuture[SendResult]) -> AwaitableFuture[SendResult]:
+        shown: AwaitableFuture[SendResult] = AwaitableFuture()
+
+        def end(done: Future[SendResult]) -> None:
+            if (error := done.exception()) is not None:
+                shown.set_exception(error)
+            else:
+                shown.set_result(replace(done.result(), message_queue=shown_queue(done.result().message_queue)))
+
+        future.add_done_callback(end)
+        return shown
 
     def send_one_way(self, message: Message, queue: MessageQueue | None = None) -> None:
-        with self._counted([message]) as sends:
-            sends.send_one_way(message, queue)
+        with self._counted([message], queue) as (broker, inner):
+            broker.sends.send_one_way(message, inner)
 
     def send_half(
         self, message: Message, group: str, queue: MessageQueue | None = None, timeout_ms: int = 3_000
     ) -> HalfMessage:
-        with self._counted([message]) as sends:
-            return sends.send_half(message, group, queue, timeout_ms)
+        with self._counted([message], queue) as (broker, inner):
+            half = broker.sends.send_half(message, group, inner, timeout_ms)
+            return replace(half, send_result=self._shown(half.send_result, broker))
 
     def send_sequenced(
         self, messages: Sequence[tuple[Message, MessageQueue]], sequence: SendSequence, timeout_ms: int = 10_000
     ) -> SequencedResult:
-        with self._counted((message for message, _ in messages)) as sends:
-            return sends.send_sequenced(messages, sequence, timeout_ms)
+        """See `MessageSends`. All messages go to one broker, which knows what it has got of the sequence."""
+        given = [message for message, _ in messages]
+        with self._counted(given, None) as (broker, _):
+            routed = [(message, self._queue_of(broker, queue)) for message, queue in messages]
+            return broker.sends.send_sequenced(routed, sequence, timeout_ms)
 
 
-def _refuse_pending_keys(messages: Iterable[Message]) -> None:
-    """Raise `UnsupportedError` if a message has a pending key, or its commit cancels another one."""
+def refuse_pending_keys(messages: Iterable[Message]) -> None:
+    """Raise `HandOverKeyError` if a message has a pending key, or its commit cancels another one."""
     for message in messages:
         if Property.CANCELS in message.properties:
-            raise UnsupportedError(
+            raise HandOverKeyError(
                 f"cancels= of a transaction for {message.topic!r}, during a hand-over: the message to cancel may be in "
                 "another broker than the transaction; cancel it after the commit"
             )
         if (key := message.properties.get(Property.PENDING_KEY)) is not None:
-            raise UnsupportedError(
+            raise HandOverKeyError(
                 f"pending_key={key!r} of a message for {message.topic!r}, during a hand-over: the message that is "
                 "pending under the key may be in the old broker, in the new one, or between them, so neither can "
                 "decide; send it without the key, or after the hand-over is confirmed and its settings are removed"

@@ -105,13 +105,32 @@ class HandOverDelayed(DelayedMessages):
         """Change one message. Only a broker that has a message of its name changes it, so asking both is safe."""
         named = decode_handle(handle)
         if named.broker_name == self._new.name != self._old.name:
-            return self._of_new(change, _ByName(handle))
+            return self._of_sent(change, handle, named)
         of_old, refusal = self._of_old(change, _ByName(handle))
         if of_old.status is _MOVED:
             return self._of_moved(change, named)
         if refusal is None and of_old.status is not _UNKNOWN:
             return of_old
         return _checked([self._of_new(change, _ByName(handle))], refusal)
+
+    def _of_sent(self, change: _Change, handle: str, named: RecallHandle) -> ScheduleChange:
+        """Change a message that was sent to the new broker. If the hand-over was aborted, it may be in the old one.
+
+        The old one is asked first then: RocketMQ answers a recall before it looks for the message.
+        """
+        by_id = _ByName(key=named.msg_id, topic=named.topic)
+        state = self._old.hand_over.state() if self._has_mover else None
+        if state is None or len(state.switches) == 1:
+            return self._of_new(change, _ByName(handle))
+        self._wait_until_sent(self._old, named.msg_id, named.topic)
+        of_old, refusal = self._of_old(change, by_id)
+        if of_old.status is _UNKNOWN and refusal is None:
+            of_new = self._of_new(change, _ByName(handle))
+            if of_new.status is not _MOVED:
+                return of_new
+            self._wait_until_sent(self._new, named.msg_id, named.topic)  # it was on its way back
+            of_old, refusal = self._of_old(change, by_id)
+        return self._of_moved(change, named) if of_old.status is _MOVED else _checked([of_old], refusal)
 
     def _of_moved(self, change: _Change, named: RecallHandle) -> ScheduleChange:
         """Change a message that is in transit, or was moved; perhaps it comes back, since the hand-over is aborted."""

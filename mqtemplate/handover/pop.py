@@ -16,8 +16,10 @@ from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.handover.old_broker import (
     OLD_PREFIX,
     WAKE_S,
-    OldQueues,
+    Limits,
     PollThread,
+    QueueOrder,
+    SendDirection,
     has_topic,
     inner_message,
     is_old,
@@ -25,6 +27,7 @@ from mqtemplate.handover.old_broker import (
     shown_messages,
     spec_at_old,
 )
+from mqtemplate.message import MessageQueue
 from mqtemplate.selectors.tags import Selector
 from mqtemplate.user_code import safe_text
 
@@ -66,10 +69,11 @@ class HandOverPop(PopConsumers):
     While neither has messages, a second thread waits for the old one.
     """
 
-    def __init__(self, old: Broker, new: Broker, *, waits_for_pending: bool) -> None:
+    def __init__(self, old: Broker, new: Broker, direction: SendDirection, *, waits_for_pending: bool) -> None:
         self._old, self._new = old, new
+        self._direction = direction
         self._waits_for_pending = waits_for_pending
-        self._queues: dict[str, OldQueues] = {}
+        self._orders: dict[str, QueueOrder] = {}
         self._threads: dict[tuple[str, str, int], PollThread[ReceivedMessage]] = {}
         self._wakes: Counter[str] = Counter()
         self._at_old: dict[str, bool] = {}
@@ -78,7 +82,10 @@ class HandOverPop(PopConsumers):
         self._new_is_first = False
 
     def join(self, spec: ConsumerSpec) -> Registration:
-        self._queues.setdefault(spec.group, OldQueues(self._old, spec.group, waits_for_pending=self._waits_for_pending))
+        if spec.group not in self._orders:
+            self._orders[spec.group] = QueueOrder(
+                self._old, self._new, spec.group, self._direction, waits_for_pending=self._waits_for_pending
+            )
         of_old = spec_at_old(self._old, spec)
         if of_old is None:
             return self._new.pop.join(spec)
@@ -111,18 +118,21 @@ class HandOverPop(PopConsumers):
     ) -> list[ReceivedMessage]:
         options: dict[str, Any] = {"is_ordered": is_ordered, "attempt_id": attempt_id, "auto_renew": auto_renew}
 
+        def receive_from(broker: Broker, count: int, wait_ms: int) -> list[ReceivedMessage]:
+            def receive(wait_ms: int) -> list[ReceivedMessage]:
+                return broker.pop.receive(group, topic, count, invisible_ms, wait_ms, selector, **options)
+
+            return self._in_order(broker, group, topic, receive, wait_ms) if is_ordered else receive(wait_ms)
+
         def receive_old(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
-            found = self._old.pop.receive(group, topic, count, invisible_ms, wait_ms, selector, **options)
+            found = receive_from(self._old, count, wait_ms)
             shown_messages([each.message for each in found])
             return [replace(each, receipt=OLD_PREFIX + each.receipt) for each in found]
 
         def receive_new(count: int, wait_ms: int = 0) -> list[ReceivedMessage]:
-            if is_ordered and not self._queues[group].are_drained(topic):
-                time.sleep(min(wait_ms, _GATE_MS) / 1_000)
-                return []
-            return self._new.pop.receive(group, topic, count, invisible_ms, wait_ms, selector, **options)
+            return receive_from(self._new, count, wait_ms)
 
-        if not self._is_at_old(topic):
+        if not self._is_at_old(topic):  # nothing is sent to the old one for it either
             return receive_new(max_count, wait_ms)
         of_old, of_new = self._while_away(self._old, receive_old), self._while_away(self._new, receive_new)
         messages: list[ReceivedMessage] = []
@@ -139,6 +149,25 @@ class HandOverPop(PopConsumers):
         if excess:
             self.change_all(group, topic, [each.receipt for each in excess], 0, counts=False)
         return found_new + found_old[: len(found_old) - len(excess)]
+
+    def _in_order(
+        self, broker: Broker, group: str, topic: str, receive: _ReceiveOne, wait_ms: int
+    ) -> list[ReceivedMessage]:
+        """Receive what may be read now of the messages of one broker, see `QueueOrder`; let the others come later."""
+        order, index = self._orders[group], 0 if broker is self._old else 1
+        limits = order.limits(topic)[index]
+        if limits.by_queue is not None:
+            if order.is_consumed(broker, limits):
+                time.sleep(min(wait_ms, _GATE_MS) / 1_000)
+                return []
+            wait_ms = min(wait_ms, order.interval_ms)
+        found = receive(wait_ms)
+        limits = order.limits(topic)[index]  # the sends may have changed since
+        allowed = [each for each in found if _may_be_read(limits, each)]
+        if len(allowed) < len(found):
+            later = [each.receipt for each in found if not _may_be_read(limits, each)]
+            broker.pop.change_all(group, topic, later, 0, counts=False)
+        return allowed
 
     def _while_away(self, broker: Broker, receive: _ReceiveSome) -> _ReceiveSome:
         """Return a function that receives nothing for some seconds after a broker could not be reached.
@@ -245,3 +274,9 @@ class HandOverPop(PopConsumers):
             self._old.pop.dead_letter(group, topic, inner, properties)
         else:
             self._new.pop.dead_letter(group, topic, received, properties)
+
+
+def _may_be_read(limits: Limits, received: ReceivedMessage) -> bool:
+    message = received.message
+    limit = limits.of(MessageQueue(message.topic, message.broker_name, message.queue_id))
+    return limit is None or message.queue_offset < limit

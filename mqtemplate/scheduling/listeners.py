@@ -81,10 +81,10 @@ class ScheduleRunner:
         A pending message is cancelled as well if its run is further away than the next two: a process sent it while the
         clock was ahead, and without it the schedule would be silent until then.
         """
-        self._start_after(self._topic.committed(self.schedule.name) - 1)
+        self._start_after(None)
 
-    def _start_after(self, queue_offset: int) -> None:
-        """See `start`; the messages up to a queue offset are handled."""
+    def _start_after(self, handled: MessageExt | None) -> None:
+        """See `start`; a message is handled, and so are those before it."""
         now_ms, is_pending = self._clock.now_ms(), False
         next_ms = self.schedule.next_after(now_ms)
         after_next_ms = None if next_ms is None else self.schedule.next_after(next_ms)
@@ -102,7 +102,7 @@ class ScheduleRunner:
             return
         fingerprint = self.schedule.trigger.fingerprint
         # Later than the look at the pending ones: a message is delivered after it was pending.
-        if self._topic.newest_delivered(self.schedule.name, fingerprint, now_ms + _SKEW_MS) <= queue_offset:
+        if not self._topic.has_unhandled(self.schedule.name, fingerprint, now_ms + _SKEW_MS, handled):
             request = RunMessage.of_run(self.schedule.name, next_ms, self.schedule.trigger, self._since_ms)
             self._send(request, now_ms)
 
@@ -156,7 +156,7 @@ class ScheduleRunner:
             )
             if reason is not DropReason.OLD_TRIGGER and self._topic.can_list:
                 # The message that ran may have been one of a clock that was ahead, so that nothing follows it.
-                self._start_after(message.queue_offset)
+                self._start_after(message)
             return None
         self._continue(request)
         if request.deliver_ms < request.run_ms:

@@ -205,28 +205,30 @@ class ScheduleTopic:
     def first_with(self, key: RunKey) -> MessageExt | None:
         """Return the delivered run message that came first of all that have the key. Other messages do not count."""
         found = self.broker.reader.messages_by_key(self.name, str(key), _MAX_DUPLICATES)
-        return min(filter(_is_run, found), key=lambda each: each.queue_offset, default=None)
+        firsts: dict[str, MessageExt] = {}
+        for each in sorted(filter(_is_run, found), key=lambda each: each.queue_offset):
+            firsts.setdefault(each.broker_name, each)
+        # During a hand-over there may be one in each of two brokers, whose offsets say nothing about each other.
+        return min(firsts.values(), key=lambda each: (each.store_timestamp, each.broker_name), default=None)
 
-    def newest_delivered(self, schedule: str, fingerprint: str, latest_ms: int) -> int:
-        """Return the queue offset of the newest delivered run message of a trigger; -1 without one.
+    def has_unhandled(self, schedule: str, fingerprint: str, latest_ms: int, handled: MessageExt | None) -> bool:
+        """Return True if a run message of a trigger is delivered, and no process of the schedule has handled it.
 
         Args:
             latest_ms: Messages of runs after this time (epoch ms) do not count.
+            handled: Message that is handled now: it counts, and those before it in its queue; None for none.
         """
-        found = self.broker.reader.messages_by_key(self.name, schedule, _NEWEST)
-        keys = ((each.queue_offset, find_run_key(each.keys)) for each in found)
-        return max(
-            (
-                queue_offset
-                for queue_offset, key in keys
-                if key is not None and key.fingerprint == fingerprint and key.run_ms <= latest_ms
-            ),
-            default=-1,
-        )
-
-    def committed(self, schedule: str) -> int:
-        """Return the first queue offset that the processes of a schedule have not committed."""
-        return self.broker.groups.committed_offset(self.group_of(schedule), self._queue_of(schedule)) or 0
+        ends = {} if handled is None else {_queue_of(handled): handled.queue_offset + 1}
+        for each in self.broker.reader.messages_by_key(self.name, schedule, _NEWEST):
+            key = find_run_key(each.keys)
+            if key is None or key.fingerprint != fingerprint or key.run_ms > latest_ms:
+                continue
+            queue = _queue_of(each)
+            if queue not in ends:
+                ends[queue] = self.broker.groups.committed_offset(self.group_of(schedule), queue) or 0
+            if each.queue_offset >= ends[queue]:
+                return True
+        return False
 
     @property
     def can_list(self) -> bool:
@@ -304,6 +306,10 @@ class ScheduleTopic:
     def _queue_of(self, schedule: str) -> MessageQueue:
         queues = self.broker.queues(self.name)
         return queues[queue_number(schedule, len(queues))]
+
+
+def _queue_of(message: MessageExt) -> MessageQueue:
+    return MessageQueue(message.topic, message.broker_name, message.queue_id)
 
 
 def _is_run(message: MessageExt) -> bool:

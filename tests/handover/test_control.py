@@ -138,6 +138,27 @@ def test_what_the_new_broker_cannot_hold_yet_is_not_estimated(
     assert "1 of them stay until they come into the range" in "\n".join(status_lines(status.document()))
 
 
+def test_an_abort_names_the_groups_that_still_read_the_new_broker(
+    old: EmbeddedBroker, new: EmbeddedBroker, audit: AuditLog
+) -> None:
+    """The setting stays until they have consumed it."""
+    start(old, new, audit)
+    new.sends.send(Message("orders", b"x"))
+    for queue in new.queues("orders"):
+        new.groups.commit_offset("billing", queue, 0)
+    old.hand_over.change(HandOverPhase.ABORTING)
+
+    before = read_status(old, new)
+    for queue in new.queues("orders"):
+        new.groups.commit_offset("billing", queue, new.reader.max_offset(queue))
+    after = read_status(old, new)
+
+    assert before is not None
+    assert after is not None
+    assert status_lines(before.document())[-1] == "not consumed at the new broker yet, by group: billing 1"
+    assert status_lines(after.document())[-1] == "not consumed at the new broker yet, by group: nothing"
+
+
 def test_an_aborted_hand_over_is_started_again(old: EmbeddedBroker, new: EmbeddedBroker, audit: AuditLog) -> None:
     start(old, new, audit)
     old.hand_over.change(HandOverPhase.ABORTING)

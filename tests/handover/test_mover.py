@@ -498,7 +498,7 @@ def test_an_abort_moves_back_what_was_moved_and_what_was_sent_since(brokers: Two
     before = brokers.due.copy()
 
     brokers.old.hand_over.change(HandOverPhase.ABORTING)
-    brokers.advance(10_000)
+    brokers.advance(12_000)
 
     state = brokers.old.hand_over.state()
     assert state is not None
@@ -564,7 +564,7 @@ def test_a_hand_over_that_was_aborted_starts_again_and_moves_the_same_messages_o
     brokers.send(1, TIMER_DELAY_MS=90_000)
     brokers.advance(2_000)
     brokers.old.hand_over.change(HandOverPhase.ABORTING)
-    brokers.advance(10_000)
+    brokers.advance(12_000)
 
     assert brokers.old.hand_over.counts().moved == 0
     brokers.old.hand_over.begin("new:9876")

@@ -13,8 +13,10 @@ import pytest
 
 from mqtemplate import ConsumeMode, MessageExt, MQApplication, message_listener
 from mqtemplate.broker import Broker
+from mqtemplate.broker.hand_over import HandOverPhase
 from mqtemplate.brokers import RemoteBroker
 from mqtemplate.handover import HandOverBroker
+from mqtemplate.handover.old_broker import SendDirection
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from tests.brokers.remote.clients import client, server
@@ -145,3 +147,50 @@ def test_an_old_server_that_goes_down_does_not_stop_the_new_one(tmp_path: Path) 
             eventually(lambda: "new" in seen, "the new message is handled")
             eventually(lambda: app.health().brokers["broker"] is not None, "the outage is reported")
             assert "old:" in str(app.health().brokers["broker"])
+
+
+def test_each_process_learns_from_the_old_server_that_the_hand_over_is_aborted(
+    addresses: tuple[str, str], tmp_path: Path
+) -> None:
+    """And again that it goes on. The change is made by another process, as the command line does it."""
+    old, new = addresses
+    fill(old, tmp_path / "old")
+    with (
+        MQApplication(settings=moving(old, new), environment={}) as app,
+        client(old, tmp_path / "operator") as operator,
+    ):
+
+        def is_sent_to_old() -> bool:
+            return app.template.sync_send("orders", "1").message_queue.broker_name.startswith("old:")
+
+        assert not is_sent_to_old()
+        operator.hand_over.change(HandOverPhase.ABORTING)
+        eventually(is_sent_to_old, "the sends go to the old server")
+        assert app.template.sync_send("orders", "1", hash_key="k").message_queue.broker_name.startswith("old:")
+        operator.hand_over.change(HandOverPhase.RUNNING)
+        eventually(lambda: not is_sent_to_old(), "the sends go to the new server")
+
+
+def test_a_process_that_stood_still_learns_of_the_abort_before_its_next_send(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread that reads the state did not run either. While the old server is away, the last state counts."""
+    with ExitStack() as stack, ExitStack() as servers:
+        old = servers.enter_context(server())
+        broker = stack.enter_context(client(str(old.address), tmp_path))
+        broker.hand_over.begin("new")
+        direction = SendDirection(broker, has_state=True)
+        monkeypatch.setattr(direction._service, "trigger", direction._read)  # as the thread does, without a race
+        assert not direction.is_to_old()
+
+        broker.hand_over.change(HandOverPhase.ABORTING)
+        direction._known_ms -= 60_000
+        assert direction.is_to_old()
+
+        servers.close()
+        direction._known_ms -= 60_000
+        assert direction.is_to_old()
+        monkeypatch.setattr(
+            direction._service, "trigger", lambda: pytest.fail("no send waits for a broker that is away")
+        )
+        assert direction.is_to_old()
