@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SINK_OPTIONS = (
     *("store", "nameServer", *CLIENT_OPTIONS),
     *("topic", "tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
-    *("pendingKey", "onPending", "noLaterThan"),
+    *("pendingKey", "onPending", "noLaterThan", "onPendingStrict"),
     *("txnAppId", "txnVersion", "idempotent", "sendTimeoutMs"),
 )
 """Names for ``.option(...)``; case does not matter."""
@@ -29,7 +29,7 @@ SINK_OPTIONS = (
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "provider", "mode"})
 _DEFAULTS = (
     *("tags", "keys", "queueId", "delayLevel", "delay", "deliverTime"),
-    *("pendingKey", "onPending", "noLaterThan"),
+    *("pendingKey", "onPending", "noLaterThan", "onPendingStrict"),
 )
 
 _TEXT, _NUMBER = frozenset({"string"}), frozenset({"tinyint", "smallint", "int", "bigint"})
@@ -47,6 +47,7 @@ COLUMNS: dict[str, tuple[frozenset[str], str]] = {
     "pendingKey": (_TEXT, "string"),
     "onPending": (_TEXT, "string: replace, keep, postpone or refuse"),
     "noLaterThan": (_TEXT | _NUMBER | {"float", "double", "interval"}, "seconds, text such as '2h', or an interval"),
+    "onPendingStrict": (frozenset({"boolean"}), "boolean"),
 }
 """Column -> its types, and the same for errors."""
 
@@ -85,7 +86,7 @@ class SinkOptions:
         return cls(
             location=BrokerLocation.of_options(given),
             topic=None if "topic" not in given else _topic(given["topic"]),
-            defaults={name: _default(given, name) for name in _DEFAULTS if name in given},
+            defaults=_defaults(given),
             txn_app_id=given.get("txnAppId"),
             txn_version=values.whole_number(given, "txnVersion", 0),
             idempotent=values.flag(given, "idempotent"),
@@ -131,6 +132,12 @@ def _on_pending(text: str) -> str:
     return text
 
 
+def _defaults(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the defaults that change a row: ``onPendingStrict=false`` changes none, so its batches stay simple."""
+    found = {name: _default(given, name) for name in _DEFAULTS if name in given}
+    return {name: value for name, value in found.items() if value is not False}
+
+
 def _default(given: Mapping[str, str], name: str) -> Any:
     """Return a default for rows, in the form of its column; a deliver time in milliseconds."""
     text = given[name]
@@ -143,4 +150,6 @@ def _default(given: Mapping[str, str], name: str) -> Any:
             return duration_ms(text, 1_000) / 1_000
     except ValueError as exc:
         raise ConfigurationError(f"option {name}={text!r}: {exc}") from exc
+    if name == "onPendingStrict":
+        return values.flag(given, name)
     return values.milliseconds(given, name) if name == "deliverTime" else text

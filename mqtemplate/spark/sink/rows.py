@@ -103,6 +103,7 @@ class RowReader:
         pending_key: str | None,
         on_pending: str | None,
         no_later_than: Any,
+        is_strict: bool | None,
     ) -> OutgoingRow:
         if topic is None:
             raise MessageError("topic is null")
@@ -121,7 +122,7 @@ class RowReader:
             if sent.keys().isdisjoint(DELAY_PROPERTIES):
                 raise MessageError("it has a pendingKey and no delay, and only a delayed message is pending")
             span = None if no_later_than is None else timedelta(milliseconds=duration_ms(no_later_than, 1_000))
-            sent |= pending_key_properties(pending_key, on_pending, span)
+            sent |= pending_key_properties(pending_key, on_pending, span, is_strict=bool(is_strict))
         return OutgoingRow(Message(_checked_topic(topic), _body(body), sent), queue_id, sharding_key)
 
     def _add_delay(self, sent: dict[str, str], level: int | None, delay: Any, deliver_time: int | None) -> None:

@@ -21,6 +21,7 @@ from mqtemplate.clock import SystemClock  # noqa: E402
 from mqtemplate.errors import ConfigurationError, MessageError, MQTemplateError, SendError, UnsupportedError  # noqa: E402
 from mqtemplate.message import HostAddress, Message, MessageQueue, SendSequence  # noqa: E402
 from mqtemplate.pending import PendingQuery  # noqa: E402
+from mqtemplate.remoting.protocol import RequestCode  # noqa: E402
 from mqtemplate.results import SequencedResult  # noqa: E402
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, LocalCluster, Right  # noqa: E402
 from mqtemplate.server.local_address import LocalServerAddress  # noqa: E402
@@ -40,6 +41,7 @@ from mqtemplate.spark.sink.writer import (  # noqa: E402
     publish,
 )
 from mqtemplate.testing import Harness, messages_in  # noqa: E402
+from tests.brokers.remote.scripted_cluster import ScriptedBroker  # noqa: E402
 from tests.server.tool import ANY_PORT, make_engine  # noqa: E402
 from tests.waiting import eventually  # noqa: E402
 
@@ -289,3 +291,30 @@ def test_rows_with_a_pending_key_replace_those_before_them_also_in_a_repeated_ta
     with open_broker(options.location) as broker:
         pending = broker.delayed.pending(PendingQuery(topic="carts")).messages
     assert sorted(str(each.pending_key) for each in pending) == ["None", "cart-17", "cart-18"]
+
+
+STRICT_ROW = {"body": ["2 books"], "pendingKey": ["cart-17"], "delay": ["1h"], "onPendingStrict": [True]}
+
+
+def test_a_strict_row_is_stored_where_the_broker_decides_about_the_key_in_one_step(cluster: LocalCluster) -> None:
+    options = SinkOptions.parse({"nameServer": str(cluster.address), "topic": "orders"})
+
+    for _ in range(2):
+        publish(iter([pa.RecordBatch.from_pydict(STRICT_ROW)]), options, SendSequence("query", 0, 0))
+
+    [pending] = cluster.engine.delayed.pending(PendingQuery(topic="orders")).messages
+    assert pending.pending_key == "cart-17"
+
+
+def test_a_strict_row_is_refused_where_the_client_decides_in_two_steps() -> None:
+    """A server that does not announce pending keys is RocketMQ. Nothing is sent to it."""
+    with ScriptedBroker() as rocketmq:
+        rocketmq.topic("carts", 1)
+        options = SinkOptions.parse({"nameServer": rocketmq.address, "topic": "carts", "onPendingStrict": "true"})
+        rows = {name: values for name, values in STRICT_ROW.items() if name != "onPendingStrict"}
+
+        with pytest.raises(UnsupportedError, match="on_pending_strict=True for pending_key='cart-17' on 'carts'.* two"):
+            publish(iter([pa.RecordBatch.from_pydict(rows)]), options, SendSequence("query", 0, 0))
+
+        assert rocketmq.count(RequestCode.SEND_MESSAGE_V2) == 0
+        close_connections()

@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from mqtemplate.errors import ConfigurationError, MessageError
 from mqtemplate.message import Message, Property
 from mqtemplate.spark.sink.options import SinkOptions
-from mqtemplate.spark.sink.rows import OutgoingRow, RowReader
+from mqtemplate.spark.sink.rows import ColumnEncoder, OutgoingRow, RowReader
 
 STORE = {"store": "data"}
 
@@ -189,6 +189,7 @@ def test_a_row_has_a_pending_key_of_its_column_or_of_an_option() -> None:
     ("columns", "reason"),
     [
         ({"pendingKey": "cart-17"}, "it has a pendingKey and no delay"),
+        ({"pendingKey": "", "delay": "1h"}, "pending_key is empty"),
         ({"pendingKey": "cart-17", "delay": "1h", "onPending": "drop"}, "on_pending must be one of"),
         ({"pendingKey": "cart-17", "delay": "1h", "noLaterThan": "2h"}, "needs on_pending='postpone'"),
     ],
@@ -198,6 +199,28 @@ def test_a_row_whose_pending_key_makes_no_sense_is_named(columns: dict[str, str]
         only_message({"body": "x", "topic": "carts", **columns})
 
 
+def test_a_row_is_strict_by_its_column_or_by_the_option_and_only_with_a_pending_key() -> None:
+    row = {"body": "x", "topic": "carts", "pendingKey": "cart-17", "delay": "1h"}
+
+    by_column = [only_message(row | {"onPendingStrict": value}) for value in (True, False, None)]
+    by_option = [only_message(row, onPendingStrict=text) for text in ("true", "FALSE")]
+    without_key = only_message({"body": "x", "topic": "carts"}, onPendingStrict="true")
+
+    strict = [Property.ON_PENDING_STRICT in message.properties for message in (*by_column, *by_option, without_key)]
+    assert strict == [True, False, False, True, False, False]
+
+
+def test_a_strict_option_that_is_false_leaves_batches_simple() -> None:
+    """They are encoded column by column, as without the option."""
+    options = SinkOptions.parse(STORE | {"topic": "carts", "onPendingStrict": "false"})
+
+    assert ColumnEncoder(options).encode(pa.RecordBatch.from_pydict({"body": ["x"]})) is not None
+
+
 def test_an_option_for_pending_messages_is_checked() -> None:
+    with pytest.raises(ConfigurationError, match="option onPendingStrict='yes' must be true or false"):
+        SinkOptions.parse(STORE | {"topic": "carts", "onPendingStrict": "yes"})
+    with pytest.raises(ConfigurationError, match="column 'onPendingStrict' must be boolean, got string; cast it"):
+        SinkOptions.parse(STORE | {"topic": "carts"}).check_columns(schema_of(body=TEXT, onPendingStrict=TEXT))
     with pytest.raises(ConfigurationError, match="option onPending='drop': it must be one of replace, keep, postpone"):
         SinkOptions.parse(STORE | {"topic": "carts", "onPending": "drop"})
