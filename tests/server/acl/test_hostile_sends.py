@@ -14,13 +14,19 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
-from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message
+from mqtemplate.delay.recall_handle import decode_handle, encode_handle
+from mqtemplate.message import INTERNAL_PROPERTIES, ORIGIN_PROPERTIES, Message, Property, parse_offset_msg_id
+from mqtemplate.pending import PendingQuery
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import decode_properties
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.bodies.own_requests import SendSequencedResponseHeader
-from mqtemplate.remoting.protocol.headers.message import SendMessageRequestHeader
+from mqtemplate.remoting.protocol.headers.message import (
+    EndTransactionRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageResponseHeader,
+)
 from mqtemplate.remoting.protocol.messages import encode_batch
 from mqtemplate.server import Account, AclSettings, BrokerServerSettings, Right
 from tests.server.acl.crashes import SMALL, after_a_crash
@@ -341,3 +347,65 @@ def test_a_message_id_with_spaces_can_be_cancelled_by_its_handle(attack: Attack)
     moved = engine.delayed.reschedule(key="k", deliver_ms=attack.serving.clock.now_ms() + 60_000)
 
     assert (moved.count, engine.delayed.cancel(",".join(moved.handles)).count) == (2, 2)
+
+
+def _prepared(attack: Attack, handle: str, over: RecordingConnection, *, long: bool) -> RemotingCommand:
+    """Send a half message of the sender's own topic whose commit cancels the message of a handle."""
+    topic, group = ("mine", "my-group") if over is attack.attacker else ("theirs", "their-group")
+    properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": "0A0B", Property.CANCELS: handle}
+    if long:
+        header = send_header(topic, properties=properties, kind=SendMessageRequestHeader, sys_flag=4)
+        response = attack.serving.request(RequestCode.SEND_MESSAGE, header, b"new", over=over)
+    else:
+        response = attack.serving.send(topic, b"new", properties, over=over, sys_flag=4)
+    assert response is not None
+    return response
+
+
+def _commit(attack: Attack, prepared: RemotingCommand, over: RecordingConnection) -> None:
+    sent = prepared.header(SendMessageResponseHeader)
+    header = EndTransactionRequestHeader(
+        producer_group="my-group" if over is attack.attacker else "their-group",
+        tran_state_table_offset=sent.queue_offset,
+        commit_log_offset=parse_offset_msg_id(sent.msg_id)[1],
+        commit_or_rollback=SysFlag.TRANSACTION_COMMIT,
+        msg_id="0A0B",
+        transaction_id="0A0B",
+    )
+    attack.serving.request(RequestCode.END_TRANSACTION, header, over=over)
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["short names", "long names"])
+def test_a_commit_cancels_only_messages_of_topics_that_the_account_may_send_to(attack: Attack, long: bool) -> None:
+    """As `cancel` does. The handle of another topic's message is refused before anything is stored."""
+    engine = attack.serving.engine
+    theirs = str(engine.sends.send(Message("theirs", b"old", {"DELAY": "18"})).handle)
+    mine = str(engine.sends.send(Message("mine", b"own", {"DELAY": "18"})).handle)
+
+    for handles in (theirs, f"{mine},{theirs}"):
+        refused = _prepared(attack, handles, attack.attacker, long=long)
+        assert refused.code == ResponseCode.NO_PERMISSION
+        assert "the message that the commit cancels" in str(refused.remark)
+    assert engine.engine.transactions.open_count == 0
+    assert engine.delayed.count_pending(PendingQuery()).total == 2
+
+    _commit(attack, _prepared(attack, mine, attack.attacker, long=long), attack.attacker)
+    assert engine.delayed.count_pending(PendingQuery(topic="mine")).total == 0
+    _commit(attack, _prepared(attack, theirs, attack.owner, long=long), attack.owner)
+    assert engine.delayed.count_pending(PendingQuery()).total == 0
+    assert [len(attack.records(topic)) for topic in ("mine", "theirs")] == [1, 1]
+
+
+def test_a_commit_cancels_nothing_by_a_handle_with_another_topic(attack: Attack) -> None:
+    """The account may send to the topic that the handle names, and the message is one of another topic."""
+    engine = attack.serving.engine
+    handle = decode_handle(str(engine.sends.send(Message("theirs", b"old", {"DELAY": "18"})).handle))
+    forged = encode_handle(handle._replace(topic="mine"))
+
+    prepared = _prepared(attack, forged, attack.attacker, long=False)
+    assert prepared.code == ResponseCode.SUCCESS
+    _commit(attack, prepared, attack.attacker)
+
+    assert engine.delayed.count_pending(PendingQuery(topic="theirs")).total == 1
+    assert engine.engine.transactions.open_count == 0
+    assert attack.records("mine") == []
