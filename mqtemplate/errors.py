@@ -23,6 +23,7 @@
     │   ├── PendingKeyError        a message with the same pending key is pending, and the send does not replace it
     │   ├── UnknownNameError       an administrator names a topic, a group or a message that does not exist
     │   └── UnsupportedError       this kind of broker does not support the operation
+    │       └── PendingKeyUnknownError  a broker cannot decide about a pending key during a hand-over
     ├── StoreError                 the broker's files cannot be used as they are
     │   ├── StoreLockedError       another process owns the store directory
     │   ├── StoreFormatError       the store directory was written with other settings
@@ -73,6 +74,7 @@ __all__ = [
     "MessageError",
     "OffsetOutOfRangeError",
     "PendingKeyError",
+    "PendingKeyUnknownError",
     "Picklable",
     "RemoteConnectError",
     "RemoteProtocolError",
@@ -336,6 +338,13 @@ class UnknownNameError(BrokerError):
 
 class UnsupportedError(BrokerError):
     """This kind of broker does not support the operation. The message names the reason and an alternative."""
+
+
+class PendingKeyUnknownError(UnsupportedError):
+    """A broker cannot decide about a pending key during a hand-over. Afterwards the same send succeeds.
+
+    The message that is pending under the key may be in another broker.
+    """
 
 
 class StoreError(MQTemplateError):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Protocol, Self
 
-from mqtemplate.errors import BrokerError, UnsupportedError
+from mqtemplate.errors import BrokerError
 from mqtemplate.message import Message, MessageExt
 
 
@@ -49,10 +49,6 @@ _MOST_SWITCHES = 15
 
 class HandOverError(BrokerError):
     """A hand-over cannot do what was requested: its phase, its lock, or what the old broker still has forbids it."""
-
-
-class HandOverKeyError(UnsupportedError):
-    """A pending key cannot be decided about during a hand-over. Afterwards the same send succeeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

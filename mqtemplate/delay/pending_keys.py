@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import handle_of
-from mqtemplate.errors import PendingKeyError, UnsupportedError
+from mqtemplate.errors import PendingKeyError, PendingKeyUnknownError
 from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome, ScheduleChange
 from mqtemplate.record.appends import PutBatch, PutResult
 from mqtemplate.record.codec import Drafts, PendingRequest, RecordDraft, StoredRecord
@@ -47,10 +47,6 @@ def put_together(store: MessageStore, drafts: Sequence[RecordDraft], *, though_f
     for draft in drafts[:-1]:
         draft.sys_flag |= SysFlag.CONTINUED
     return store.put(Drafts(drafts), though_full=though_full)
-
-
-class PendingKeyUnknownError(UnsupportedError):
-    """The message that is pending under a key may be in another broker, so this one cannot decide about the key."""
 
 
 class PendingRecord(NamedTuple):

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from mqtemplate.broker import Broker, MessageSends
-from mqtemplate.broker.hand_over import HandOverKeyError
 from mqtemplate.clock import Clock
+from mqtemplate.errors import PendingKeyUnknownError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.old_broker import has_topic, inner_queue, is_old, shown_queue
@@ -101,7 +101,7 @@ class SendsInFlight(MessageSends):
     """The sends of an application during a hand-over: to the new broker, or to the old one once that is aborted.
 
     It knows if one waits for its answer, so that a mover gives way. A send with a pending key raises
-    `HandOverKeyError`.
+    `PendingKeyUnknownError`.
 
     Args:
         old: The old broker; None: all sends go to the new one.
@@ -212,15 +212,15 @@ class SendsInFlight(MessageSends):
 
 
 def refuse_pending_keys(messages: Iterable[Message]) -> None:
-    """Raise `HandOverKeyError` if a message has a pending key, or its commit cancels another one."""
+    """Raise `PendingKeyUnknownError` if a message has a pending key, or its commit cancels another one."""
     for message in messages:
         if Property.CANCELS in message.properties:
-            raise HandOverKeyError(
+            raise PendingKeyUnknownError(
                 f"cancels= of a transaction for {message.topic!r}, during a hand-over: the message to cancel may be in "
                 "another broker than the transaction; cancel it after the commit"
             )
         if (key := message.properties.get(Property.PENDING_KEY)) is not None:
-            raise HandOverKeyError(
+            raise PendingKeyUnknownError(
                 f"pending_key={key!r} of a message for {message.topic!r}, during a hand-over: the message that is "
                 "pending under the key may be in the old broker, in the new one, or between them, so neither can "
                 "decide; send it without the key, or after the hand-over is confirmed and its settings are removed"

@@ -24,9 +24,12 @@ from mqtemplate.outbox.database import (
     OutboxEntry,
     OutboxRow,
     add_change,
+    delete_rows,
     has_changes,
+    move_row,
     read_changes,
     search_rows,
+    search_waiting,
 )
 from mqtemplate.pending import ScheduleChange, ScheduleChangeStatus
 from mqtemplate.template.delays import deliver_time
@@ -106,6 +109,19 @@ def moved(row: OutboxRow, deliver_ms: int) -> OutboxRow:
     """Return a message with another deliver time."""
     properties = {name: value for name, value in json.loads(row.properties).items() if name not in DELAY_PROPERTIES}
     return replace(row, properties=json.dumps(properties | {Property.TIMER_DELIVER_MS: str(deliver_ms)}))
+
+
+def change_waiting(execute: Execute, entries: Iterable[OutboxEntry]) -> None:
+    """Apply the changes among *entries* to the messages before them that wait in the table."""
+    for change in entries:
+        if not isinstance(change, OutboxChange):
+            continue
+        meant = [row for row in search_waiting(execute, change.key, change.id) if _is_meant(_named(row), change)]
+        if change.deliver_ms is None:
+            delete_rows(execute, [row.id for row in meant])
+        else:
+            for row in meant:
+                move_row(execute, moved(row, change.deliver_ms))
 
 
 def plan(entries: Sequence[OutboxEntry], later: Iterable[OutboxChange] = ()) -> list[PlannedRow]:

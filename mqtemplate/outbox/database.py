@@ -43,12 +43,18 @@ _READ = f"SELECT {_COLUMNS} FROM {OUTBOX} WHERE error IS NULL ORDER BY id LIMIT 
 # It reads the whole table, as there is no index of the keys: an index would cost each send. The table is short while
 # the broker is up; while it is down, the broker is waited for longer than the table.
 _SEARCH = (
-    f"SELECT {_COLUMNS} FROM {OUTBOX} WHERE error IS NULL AND change_key IS NULL "
+    f"SELECT {_COLUMNS} FROM {OUTBOX} WHERE (error IS NULL OR error LIKE :waits) AND change_key IS NULL "
     "AND (msg_id = :name OR properties LIKE :pattern ESCAPE '!') ORDER BY id"
 )
 _HAS_CHANGES = f"SELECT 1 FROM {OUTBOX} WHERE change_key IS NOT NULL AND error IS NULL AND id > :after_id LIMIT 1"
 _OLD_COLUMN = f"SELECT id FROM {OUTBOX} WHERE id < 0"
 _NEW_COLUMN = f"SELECT change_key FROM {OUTBOX} WHERE id < 0"
+_SEARCH_WAITING = f"{_SEARCH.partition(' ORDER')[0]} AND error IS NOT NULL AND id < :before_id ORDER BY id"
+_FIRST_WAITING = f"SELECT MIN(id) FROM {OUTBOX} WHERE error LIKE :waits"
+_REVIVE = f"UPDATE {OUTBOX} SET error = NULL WHERE error LIKE :waits AND id <= :last_id"
+_MOVE = f"UPDATE {OUTBOX} SET properties = :properties WHERE id = :id"
+_WAITS = "waits: "
+_WAITING = f"{_WAITS}%"
 _REFUSE = f"UPDATE {OUTBOX} SET error = :error WHERE id = :id"
 _ADD_LEASE = f"INSERT INTO {LEASE_TABLE} (id, owner, until_ms) VALUES (1, '', 0) ON CONFLICT (id) DO NOTHING"
 _TAKE_LEASE = (
@@ -172,11 +178,18 @@ def read_rows(execute: Execute, count: int) -> list[OutboxEntry]:
 
 def search_rows(execute: Execute, name: str) -> list[OutboxRow]:
     """Return the messages whose id is *name*, or whose properties contain it; the caller checks which are meant."""
+    return _messages(execute(_SEARCH, _search(name)))
+
+
+def _search(name: str) -> dict[str, Any]:
     text = json.dumps(name)[1:-1]  # as in the column
     for wildcard in "!%_":
         text = text.replace(wildcard, f"!{wildcard}")
-    found = execute(_SEARCH, {"name": name, "pattern": f"%{text}%"}).rows
-    return [entry for entry in (_entry(*row) for row in found) if isinstance(entry, OutboxRow)]
+    return {"name": name, "pattern": f"%{text}%", "waits": _WAITING}
+
+
+def _messages(found: Result) -> list[OutboxRow]:
+    return [entry for entry in (_entry(*row) for row in found.rows) if isinstance(entry, OutboxRow)]
 
 
 def has_changes(execute: Execute, after_id: int) -> bool:
@@ -257,6 +270,35 @@ def delete_rows(execute: Execute, ids: Sequence[int]) -> None:
 def refuse_row(execute: Execute, row_id: int, error: str) -> None:
     """Keep a row that cannot be relayed, with the reason; it is not tried again."""
     execute(_REFUSE, {"id": row_id, "error": error})
+
+
+# --- rows that wait ------------------------------------------------------------------------------
+
+
+def let_wait(execute: Execute, row_id: int, reason: str) -> None:
+    """Keep a row that cannot be relayed now, with the reason. `revive` lets it be tried again."""
+    execute(_REFUSE, {"id": row_id, "error": f"{_WAITS}{reason}"})
+
+
+def first_waiting(execute: Execute) -> int | None:
+    """Return the id of the first row that waits; None if none does."""
+    [[found]] = execute(_FIRST_WAITING, {"waits": _WAITING}).rows
+    return None if found is None else int(found)
+
+
+def revive(execute: Execute, last_id: int) -> None:
+    """Let the rows that wait be tried again, those up to an id."""
+    execute(_REVIVE, {"waits": _WAITING, "last_id": last_id})
+
+
+def search_waiting(execute: Execute, name: str, before_id: int) -> list[OutboxRow]:
+    """Return the messages that wait, are before a position, and have the id or perhaps the key *name*."""
+    return _messages(execute(_SEARCH_WAITING, {**_search(name), "before_id": before_id}))
+
+
+def move_row(execute: Execute, row: OutboxRow) -> None:
+    """Store other properties of a message."""
+    execute(_MOVE, {"id": row.id, "properties": row.properties})
 
 
 # --- inbox ---------------------------------------------------------------------------------------

@@ -17,12 +17,13 @@ from mqtemplate.errors import (
     MessageError,
     MQTemplateError,
     PendingKeyError,
+    PendingKeyUnknownError,
     UnknownNameError,
     UnsupportedError,
 )
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import Property
-from mqtemplate.outbox.changes import PlannedRow, moved, names_of, plan, read_later
+from mqtemplate.outbox.changes import PlannedRow, change_waiting, moved, names_of, plan, read_later
 from mqtemplate.outbox.database import (
     Execute,
     OutboxChange,
@@ -31,8 +32,12 @@ from mqtemplate.outbox.database import (
     check_columns,
     delete_rows,
     end_lease,
+    first_waiting,
+    let_wait,
+    move_row,
     read_rows,
     refuse_row,
+    revive,
     take_lease,
 )
 from mqtemplate.pending import ScheduleChangeStatus
@@ -43,6 +48,9 @@ from mqtemplate.user_code import error_text
 _log = get_logger("mqtemplate.outbox")
 BATCH = 100
 POLL_MS = 1_000
+_PROBE_MS = 10_000
+"""Time between two tries of the first row that waits for the end of a hand-over."""
+_LAST_ID = (1 << 63) - 1
 LEASE = "10s"
 
 Transaction = Callable[[], AbstractContextManager[Execute]]
@@ -56,11 +64,15 @@ class RelayOutcome:
     Attributes:
         done: Ids of rows that the broker has, and of those that it shall not get.
         refused: Ids of rows that can never be relayed, with the reason.
+        waiting: Ids of rows that cannot be relayed during a hand-over, with the reason.
+        moved: Rows among these that a change has moved to another time.
         error: Error that stopped the relay; the other rows are tried again.
     """
 
     done: list[int] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
+    waiting: dict[int, str] = field(default_factory=dict)
+    moved: list[OutboxRow] = field(default_factory=list)
     error: MQTemplateError | None = None
 
 
@@ -70,6 +82,9 @@ class RelaySteps:
     Of several processes one relays at a time: it holds a lease in the database, and renews it with each batch. A row
     is deleted after the broker has stored its message, or has executed its change. A process that dies between leaves
     the row to the next one, which sends the message again, with the same id.
+
+    During a hand-over no broker can decide about a pending key. So rows with one wait, in their order, while the others
+    are relayed. The first one that waits is tried at times. When it is accepted, the others follow.
 
     Args:
         lease: Time after which another process relays, if one dies. Clocks of machines may differ by less.
@@ -85,17 +100,33 @@ class RelaySteps:
         self._owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         self._is_down = False
         self._claimed_ms = 0
+        self._probe_ms = self.clock.steady_ms()
+        self._probe: int | None = None  # id of the waiting row that is tried
+        self._waits = False
+
+    @property
+    def next_ms(self) -> int | None:
+        """Steady time at which a row that waits is tried again; None if none waits."""
+        return self._probe_ms if self._waits else None
 
     def peek(self, execute: Execute) -> bool:
         """Return True if there are rows to send. It takes no lock."""
-        return bool(read_rows(execute, 1))
+        if read_rows(execute, 1):
+            return True
+        return self.clock.steady_ms() >= self._probe_ms and first_waiting(execute) is not None
 
     def claim(self, execute: Execute) -> list[PlannedRow]:
         """Return the next rows; none if another process relays."""
         now_ms, self._claimed_ms = self.clock.now_ms(), lease_time_ms(self.clock)
         if not take_lease(execute, self._owner, now_ms, now_ms + self._lease_ms):
             return []
+        if self.clock.steady_ms() >= self._probe_ms:
+            self._probe, self._probe_ms = first_waiting(execute), self.clock.steady_ms() + _PROBE_MS
+            if self._probe is not None:
+                revive(execute, self._probe)
+        self._waits = first_waiting(execute) is not None
         rows = read_rows(execute, BATCH)
+        change_waiting(execute, rows)
         # Fewer rows are all that the table has, with their changes.
         return plan(rows, read_later(execute, rows, rows[-1].id) if len(rows) == BATCH else ())
 
@@ -115,8 +146,12 @@ class RelaySteps:
                     self._change(entry)
                     changed.add(entry.key)
                 elif not row.is_void and isinstance(entry, OutboxRow):
-                    self._send_moved(entry, row.deliver_ms)
+                    self._send_in_order(entry, row.deliver_ms)
                 outcome.done.append(entry.id)
+            except PendingKeyUnknownError as error:
+                outcome.waiting[entry.id] = str(error)
+                if row.deliver_ms is not None and isinstance(entry, OutboxRow):
+                    outcome.moved.append(moved(entry, row.deliver_ms))
             except MessageError as error:
                 outcome.refused[entry.id] = str(error)
                 _log_refused(entry, error)
@@ -146,6 +181,17 @@ class RelaySteps:
             count=result.count,
         )
 
+    def _send_in_order(self, row: OutboxRow, deliver_ms: int | None) -> None:
+        """Send a message, unless it has a pending key, and one with such a key waits before it."""
+        if self._waits and row.id != self._probe and _has_pending_key(row):
+            raise PendingKeyUnknownError("a message with a pending key waits before this one")
+        try:
+            self._send_moved(row, deliver_ms)
+        except PendingKeyUnknownError as error:
+            self._waits = True
+            _log.info("outbox.message_waits", id=row.id, topic=row.topic, reason=str(error), retry_ms=_PROBE_MS)
+            raise
+
     def _send_moved(self, row: OutboxRow, deliver_ms: int | None) -> None:
         if deliver_ms is None:
             self._send(row)
@@ -163,7 +209,7 @@ class RelaySteps:
             if error.msg_id != row.msg_id:  # else an earlier relay of this row stored it
                 raise MessageError(str(error)) from error
         except UnsupportedError as error:
-            if Property.PENDING_KEY not in json.loads(row.properties):
+            if isinstance(error, PendingKeyUnknownError) or not _has_pending_key(row):
                 raise
             raise MessageError(str(error)) from error
 
@@ -181,6 +227,15 @@ class RelaySteps:
         delete_rows(execute, outcome.done)
         for row_id, reason in outcome.refused.items():
             refuse_row(execute, row_id, reason)
+        for row_id, reason in outcome.waiting.items():
+            let_wait(execute, row_id, reason)
+        for row in outcome.moved:
+            move_row(execute, row)
+        if self._probe in outcome.waiting:
+            self._probe = None
+        elif self._probe in outcome.done or self._probe in outcome.refused:
+            revive(execute, _LAST_ID)
+            self._probe, self._waits = None, False
 
     def end(self, execute: Execute) -> None:
         """End the lease of this process."""
@@ -226,7 +281,7 @@ class OutboxRelay:
             return wall_time(clock, self._retry_ms)
         outcome = self._relay()
         if outcome is None:
-            return None if clock.is_virtual else clock.now_ms() + POLL_MS
+            return wall_time(clock, self._steps.next_ms) if clock.is_virtual else clock.now_ms() + POLL_MS
         if outcome.error is not None:
             self._retry_ms = clock.steady_ms() + POLL_MS  # commits during an outage do not repeat the send
         return max(clock.now_ms(), wall_time(clock, self._retry_ms) or 0)
@@ -274,6 +329,10 @@ def ignored_database_errors() -> Iterator[None]:
         raise
     except Exception as error:  # each driver has errors of its own
         _log.debug("outbox.not_checked", reason=error_text(error))
+
+
+def _has_pending_key(row: OutboxRow) -> bool:
+    return Property.PENDING_KEY in json.loads(row.properties)
 
 
 def _log_refused(entry: OutboxEntry, error: MessageError) -> None:

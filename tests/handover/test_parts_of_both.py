@@ -45,6 +45,12 @@ def read(brokers: TwoBrokers, topic: str) -> dict[str, list[str]]:
     return found
 
 
+def stored_at(broker: EmbeddedBroker) -> list[str]:
+    """Return the bodies of the orders at one broker, in the order in which they came."""
+    found = [message for queue in broker.queues("orders") for message in broker.reader.pull(queue, 0).messages]
+    return bodies(sorted(found, key=lambda message: message.physical_offset))
+
+
 # --- sends ----------------------------------------------------------------------------------------
 
 
@@ -240,6 +246,59 @@ def test_an_outbox_relays_to_the_new_broker_and_changes_messages_of_both(brokers
 
         assert read(brokers, "orders")["broker-a"] == ["new"]
         assert brokers.both.delayed.count_pending(PendingQuery(topic="orders")).total == 0
+    engine.dispose()
+
+
+def test_messages_with_pending_keys_wait_in_an_outbox_until_the_hand_over_has_ended(
+    brokers: TwoBrokers, tmp_path: Path
+) -> None:
+    """The refusal is one for a time. The others go on, changes concern those that wait, and their order stays."""
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/shop.db")
+    metadata = sa.MetaData()
+    outbox_tables(metadata)
+    metadata.create_all(engine)
+    keyed = {"delay": "1h", "on_pending": "replace"}
+
+    def waiting() -> list[str]:
+        with engine.connect() as connection:
+            return [text for (text,) in connection.execute(sa.text("SELECT error FROM mqtemplate_outbox ORDER BY id"))]
+
+    with brokers.application() as app:
+        harness = brokers.harness(app)
+        outbox = SQLAlchemyOutbox(engine, app.template)
+        outbox.on_start()
+        with Session(engine) as session, session.begin():
+            outbox.send(session, "orders", "first", pending_key="cart", **keyed)
+            outbox.send(session, "orders", "cancelled", pending_key="other", keys="o-1", **keyed)
+            outbox.send(session, "orders", "moved", pending_key="third", keys="o-2", **keyed)
+            outbox.send(session, "orders", "without a key")
+        harness.run_until_idle()
+        assert read(brokers, "orders")["broker-a"] == ["without a key"]
+        reasons = waiting()
+        assert reasons[0].startswith("waits: pending_key='cart' of a message for 'orders', during a hand-over")
+        assert reasons[1:] == ["waits: a message with a pending key waits before this one"] * 2
+
+        with Session(engine) as session, session.begin():
+            outbox.cancel(session, key="o-1")
+            outbox.reschedule(session, key="o-2", delay="3h")
+        harness.advance("1m")
+        assert len(waiting()) == 2
+        outbox.on_stop()
+
+    with brokers._application(brokers.new) as app:
+        outbox = SQLAlchemyOutbox(engine, app.template)
+        outbox.on_start()
+        with Session(engine) as session, session.begin():
+            outbox.send(session, "orders", "newest", pending_key="cart", **keyed)
+        harness = Harness(app)
+        harness.advance("15s")
+        assert waiting() == []
+        assert app.template.count_pending().total == 2
+        harness.advance("2h")
+        assert stored_at(brokers.new) == ["without a key", "newest"]
+        harness.advance("1h")
+        assert stored_at(brokers.new) == ["without a key", "newest", "moved"]
+        outbox.on_stop()
     engine.dispose()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mqtemplate.delay.pending_keys import PendingKeyUnknownError
 from mqtemplate.delay.recall_handle import RecallHandle, decode_handle
 from mqtemplate.engine.delayed import NotRecallableError
 from mqtemplate.errors import (
@@ -15,6 +14,7 @@ from mqtemplate.errors import (
     DestinationError,
     MessageError,
     PendingKeyError,
+    PendingKeyUnknownError,
     RemoteProtocolError,
     SelectorError,
     StoreError,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from mqtemplate.delay.pending_keys import PendingKeyUnknownError
-from mqtemplate.errors import PendingKeyError, StoreError
+from mqtemplate.errors import PendingKeyError, PendingKeyUnknownError, StoreError
 from mqtemplate.event_log import get_logger
 from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.bodies.own_requests import (

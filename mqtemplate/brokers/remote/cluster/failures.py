@@ -19,6 +19,7 @@ from mqtemplate.errors import (
     MessageError,
     MQTemplateError,
     PendingKeyError,
+    PendingKeyUnknownError,
     RemoteConnectError,
     RemoteTimeoutError,
     SendError,
@@ -348,14 +349,14 @@ def send_error(response: RemotingCommand, operation: str, address: str, *, has_t
 
 def pending_key_error(
     response: RemotingCommand, namespace: Namespace, operation: str, address: str
-) -> PendingKeyError | UnsupportedError | None:
+) -> PendingKeyError | PendingKeyUnknownError | None:
     """Return the error for a message that was refused because of its pending key; None for another reason.
 
     Another message is pending under the key, or the broker cannot know if one is.
     """
     refusal = response.header(RefusalHeader)
     if refusal.refusal == Refusal.PENDING_KEY_UNKNOWN:
-        return UnsupportedError.during(operation, refusal_text(response, address))
+        return PendingKeyUnknownError.during(operation, refusal_text(response, address))
     if refusal.refusal != Refusal.PENDING_KEY or refusal.pending is None:
         return None
     data = PendingErrorData.decode(refusal.pending.encode())
