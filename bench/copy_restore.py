@@ -10,10 +10,12 @@ and restored, and the next child continues there, with the same copy. After each
 
 The same with a follower that keeps another folder current meanwhile, and takes over.
 
-Then the rate of sends with and without a copy, and the rate of a restore beside that of the disk. With the packages
-obstore and moto the rounds run a second time on an S3 server on loopback.
+Then the rate of sends with and without a copy, and the rate of a restore beside that of ``cp``, which copies the same
+store with its queues and its index, for bodies of 1 KiB and of 200 bytes. Neither finds its source in the memory of the
+system. With the packages obstore and moto the rounds run a second time on an S3 server on loopback.
 
     python -m bench.copy_restore [ROUNDS] [MIB]
+    python -m bench.copy_restore --restore-only MIB [BODY_BYTES]
 """
 
 from __future__ import annotations
@@ -44,13 +46,14 @@ from mqtemplate.copy.backup import StoreSummary
 from mqtemplate.copy.follower import Follower, FollowLoop
 from mqtemplate.copy.restore import restore_store
 from mqtemplate.engine.settings import CopyOptions
-from mqtemplate.message import Message, MessageQueue
+from mqtemplate.message import Message, MessageQueue, Property, create_unique_id
 from mqtemplate.pending import PendingQuery, ScheduleChangeStatus
 from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 _MODE = FlushDiskType.SYNC_FLUSH
 _COUNT = 400
+_BODIES = (1_024, 200)
 
 
 def send_until_killed(folder: Path, place: CopyOptions, first: int) -> None:
@@ -244,32 +247,79 @@ def send_rates(folder: Path, rounds: int = 7, count: int = 2_000) -> tuple[list[
     return [median(rates[each]) for each in (False, True)], [median(costs[each]) for each in (False, True)]
 
 
-def restore_rates(folder: Path, mebibytes: int) -> tuple[list[float], list[float], float]:
-    """Return MiB per second of a restore, and of a copy of the same bytes by the system; the share of the copy's size.
+@dataclass(frozen=True)
+class RestoreTimes:
+    """Wall time and processor time, in seconds, of a restore and of ``cp`` of the same store.
 
-    Each has two figures: per second of time, and of processor time.
+    Attributes:
+        share: Size of the copy as a share of the log.
     """
+
+    message_count: int
+    restored: tuple[float, float]
+    plain: tuple[float, float]
+    share: float
+
+
+def fill(folder: Path, mebibytes: int, body_bytes: int) -> None:
+    """Write a store with a log of this size, and its copy."""
     place = CopyOptions(to=f"file://{folder}/copy", interval=100)
     fast = EmbeddedSettings(flush_disk_type=FlushDiskType.ASYNC_FLUSH)
+    numbers = random.Random(1)
+    # Far more bytes than zstd looks back, so that no body is compressed by an equal one.
+    count = (32 << 20) // body_bytes
+    texts = [" ".join(str(numbers.getrandbits(30)) for _ in range(body_bytes // 10)) for _ in range(count)]
+    bodies = [text.encode() for text in texts]
     with CopiedBroker(folder / "store", fast, None, copy=place) as broker:
-        broker.create_topic(TOPIC, 1)
-        queue = MessageQueue(TOPIC, broker.name, 0)
-        numbers = random.Random(1)
+        broker.create_topic(TOPIC, 4)
+        sent = 0
         while broker.store.end_offset < mebibytes << 20:
-            bodies = (" ".join(str(numbers.getrandbits(30)) for _ in range(100)) for _ in range(200))
-            broker.sends.send_batch([Message(TOPIC, body.encode()) for body in bodies], queue)
-        end = broker.store.end_offset
+            messages = [
+                Message(TOPIC, bodies[number % len(bodies)], _properties(number)) for number in range(sent, sent + 200)
+            ]
+            broker.sends.send_batch(messages, MessageQueue(TOPIC, broker.name, sent // 200 % 4))
+            sent += 200
         while broker.copy_health().lag_bytes:
             time.sleep(0.1)
-    stored = sum(path.stat().st_size for path in (folder / "copy").rglob("*") if path.is_file())
+
+
+def _properties(number: int) -> dict[str, str]:
+    return {
+        Property.UNIQ_KEY: create_unique_id(),
+        Property.KEYS: f"order-{number}",
+        Property.TAGS: ("paid", "refunded", "late")[number % 3],
+    }
+
+
+def restore_times(folder: Path) -> RestoreTimes:
+    """Measure a restore and ``cp`` of a store that `fill` has written."""
+    log_bytes, copy_bytes = (_size(folder / name) for name in ("store/commitlog", "copy"))
 
     def copy_by_system() -> None:
         subprocess.run(["cp", "-r", str(folder / "store"), str(folder / "plain")], check=True)
         os.sync()
 
-    restored = _seconds(lambda: restore_store(place.to or "", folder / "restored"))
+    found: list[StoreSummary] = []
+    _forget(folder)
     plain = _seconds(copy_by_system)
-    return [mebibytes / each for each in restored], [mebibytes / each for each in plain], stored / end
+    shutil.rmtree(folder / "plain")
+    _forget(folder)
+    restored = _seconds(lambda: found.append(restore_store(f"file://{folder}/copy", folder / "restored").store))
+    shutil.rmtree(folder / "restored")
+    return RestoreTimes(found[0].message_count, restored, plain, copy_bytes / log_bytes)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _forget(folder: Path) -> None:
+    """Let the system write all files, and free the memory that holds their bytes."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _seconds(action: Callable[[], object]) -> tuple[float, float]:
@@ -351,11 +401,27 @@ def main() -> None:
     report("sync_send with a copy each second", with_copy, "messages/s", f"at least {0.97 * without:,.0f}")
     report("  processor time of a send without a copy", cost, "us", "")
     report("  the same with a copy", cost_with_copy, "us", f"at most {1.03 * cost:,.0f}")
+    for body_bytes in _BODIES:
+        report_restore(mebibytes, body_bytes)
+
+
+def report_restore(mebibytes: int, body_bytes: int) -> None:
+    """Fill a store, and print the times of its restore."""
     with _folder() as folder:
-        restore, plain, share = restore_rates(folder, mebibytes)
-    report(f"restore of {mebibytes} MiB", restore[0], "MiB/s", f"at least half of cp and sync: {plain[0] / 2:,.0f}")
-    report("  by processor time", restore[1], "MiB/s", f"cp and sync: {plain[1]:,.0f}")
-    report("  size of the copy", 100 * share, "% of the log", "the bodies are random decimal numbers")
+        fill(folder, mebibytes, body_bytes)
+        times = restore_times(folder)
+    restored, plain = times.restored, times.plain
+    print(f"restore of {mebibytes} MiB of log, {times.message_count} messages with bodies of {body_bytes} bytes")
+    target = f"at least half of cp and sync: {mebibytes / plain[0] / 2:,.0f}"
+    report("  rate", mebibytes / restored[0], "MiB/s", target)
+    report("  its time, as a multiple of that of cp and sync", restored[0] / plain[0], "", "at most 2")
+    report("  its processor time, as a multiple", restored[1] / plain[1], "", f"of {plain[1]:.2f} s")
+    report("  size of the copy", 100 * times.share, "% of the log", "the bodies are random decimal numbers")
+
+
+def restore_only() -> None:
+    for body_bytes in [int(each) for each in sys.argv[3:4]] or _BODIES:
+        report_restore(int(sys.argv[2]), body_bytes)
 
 
 if __name__ == "__main__":
@@ -363,5 +429,7 @@ if __name__ == "__main__":
         quiet()
         pairs = dict(each.split("=", 1) for each in sys.argv[5:])
         send_until_killed(Path(sys.argv[2]), CopyOptions(to=sys.argv[3], interval=200, options=pairs), int(sys.argv[4]))
+    elif sys.argv[1:2] == ["--restore-only"]:
+        run(restore_only)
     else:
         run(main)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.store_files import StoreFiles
@@ -50,6 +53,12 @@ class ClockSteps:
         if len(steps) > layout.MAX_CLOCK_STEPS:
             steps.remove(min(steps, key=lambda step: step.before_ms - step.after_ms))
         self._steps = sorted(steps)  # a new list: threads may iterate over the other one
+
+    def note_all(self, before_ms: int, physical_offsets: NDArray[np.int64], times: NDArray[np.int64]) -> None:
+        """Note the steps between records with these store timestamps, of which the first follows *before_ms*."""
+        earlier = np.append(before_ms, times[:-1])
+        for row in np.flatnonzero(times < earlier).tolist():
+            self.note(int(physical_offsets[row]), int(earlier[row]), int(times[row]))
 
     def forget_outside(self, physical_start: int, physical_end: int) -> None:
         """Forget the steps in parts of the log that were deleted."""

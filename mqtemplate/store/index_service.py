@@ -11,6 +11,7 @@ from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import java_string_hash
+from mqtemplate.record.columns import RecordBatch
 from mqtemplate.services import wall_time
 from mqtemplate.store.commit_log import LogReader
 from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
@@ -78,36 +79,52 @@ class IndexService:
         self._due_ms: int | None = None
         self._seen_end = 0
         self._rest: KeyRows | None = None
+        self._is_missing = False
         self._written_to = 0  # physical offset: the keys of all records before it are in the files
         self.flushed_timestamp = 0
 
     # --- loading -------------------------------------------------------------------------------
 
-    def load(
-        self,
-        log: LogReader,
-        recent_keys: RecentKeys,
-        end: Callable[[], int],
-        durable_timestamp: int,
-        *,
-        was_clean: bool,
-    ) -> None:
-        """Open the files, and find out how far the log is indexed.
+    def open(self, log: LogReader, recent_keys: RecentKeys, *, was_clean: bool) -> None:
+        """Open the files.
 
         Args:
-            recent_keys: Records that are written from now on.
-            end: Returns the physical offset after the last whole record of the log.
-            durable_timestamp: ``index_msg_timestamp`` of the checkpoint: files that end there or before were flushed.
+            recent_keys: Records that are written after `load`.
             was_clean: The last owner closed the store. Else the files are checked, and invalid parts are rebuilt.
 
         Raises:
             StoreFormatError: The files have another size than the settings.
         """
         self._log = log
-        self._end = end
         self._recent_keys = recent_keys
         self._reader = KeyReader(log, recent_keys)
+        self._reader.move_to(log.start)
         self._open_files(was_clean=was_clean)
+        self._is_missing = not self._files
+
+    def add(self, batch: RecordBatch) -> None:
+        """Index records that the recovery reads, if there was no index and they are the next ones: they are read once.
+
+        What is left out here is indexed after `load`.
+        """
+        rows = self._reader.take(batch) if self._is_missing and self._rest is None else None
+        if rows is None or not len(rows.key_hashes):
+            return
+        self._rest = rows
+        try:
+            self._write_rest()
+        except (OSError, StoreError) as exc:
+            _log.warning("store.index_incomplete", reason=str(exc))  # the service tries again
+
+    def load(self, end: Callable[[], int], durable_timestamp: int, *, was_clean: bool) -> None:
+        """Find out how far the log is indexed.
+
+        Args:
+            end: Returns the physical offset after the last whole record of the log.
+            durable_timestamp: ``index_msg_timestamp`` of the checkpoint: files that end there or before were flushed.
+        """
+        self._end, recent_keys = end, self._recent_keys
+        self._rest, self._is_missing = None, False
         self._repair(durable_timestamp, was_clean=was_clean)
         self._reader.move_to(self._indexed_end(was_clean=was_clean))
         self._seen_end = recent_keys.complete_from = end()

@@ -422,15 +422,24 @@ class KeyReader:
         if count < _FEWEST:
             return None
         batch = RecordBatch(file.read(at, count * size), self.position, verify=False, max_count=count)
-        if len(batch) < _FEWEST:
-            return None
+        return None if len(batch) < _FEWEST else (len(batch), self._take(batch))
+
+    def take(self, batch: RecordBatch) -> KeyRows | None:
+        """Return the keys of records that another reader has read; None if they are not the next ones."""
+        start = int(batch.physical_offset[0])
+        found = self._log.files.find(self.position)
+        if start != self.position and found is not None and is_blank(found[0], self.position - found[1]):
+            self.position = found[1] + found[0].size
+        return self._take(batch) if start == self.position else None
+
+    def _take(self, batch: RecordBatch) -> KeyRows:
         self._last_start = int(batch.physical_offset[-1])
         self.position += batch.byte_count
         kind = batch.sys_flag & SysFlag.TRANSACTION_MASK
         rows = np.flatnonzero(kind != SysFlag.TRANSACTION_ROLLBACK)
         hashes, keys = hash_batch(batch, rows)
         times, offsets = batch.store_timestamp[rows], batch.physical_offset[rows]
-        return len(batch), KeyRows(hashes, np.repeat(offsets, keys), np.repeat(times, keys))
+        return KeyRows(hashes, np.repeat(offsets, keys), np.repeat(times, keys))
 
     def _read_plain(self, file: MappedFile, file_start: int, limit: int, count: int, records: list[_Keyed]) -> int:
         """Read on in one file while the records are V1 with IPv4 hosts. Return their number."""

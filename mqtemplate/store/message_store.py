@@ -160,8 +160,9 @@ class MessageStore:
         setting = self.settings.mapped_file_size_consume_queue and "mapped-file-size-consume-queue"
         self._queue_table.load(self.sizes.consume_queue, setting or "")
         self._checkpoint.sizes = self.sizes
+        self.index.open(self._commit_log, recent_keys, was_clean=was_clean)
         rebuild = QueueRebuild(self._commit_log, self._queues, self._queue_table.open, self._tags_code_of)
-        Recovery(self._commit_log, rebuild, followers).run(
+        Recovery(self._commit_log, rebuild, followers, self.index.add).run(
             self._checkpoint.replay_start,
             was_clean=was_clean,
             lost_power=not was_clean and self.store_files.lost_power(),
@@ -174,8 +175,7 @@ class MessageStore:
             # consumers read flushed records only, and possibly no producer will call flush
             self.group_commit.wait(self.end_offset, _FLUSH_TIMEOUT_MS)
         self._delete_units_before_log()
-        indexed_to = self._checkpoint.fields.index_msg_timestamp
-        self.index.load(self._commit_log, recent_keys, self._written_end, indexed_to, was_clean=was_clean)
+        self.index.load(self._written_end, self._checkpoint.fields.index_msg_timestamp, was_clean=was_clean)
         self.store_files.mark_open()
 
     def start(self) -> None:

@@ -29,6 +29,7 @@ _log = get_logger("mqtemplate.store")
 _MAX_SIZE = PRE_BLANK_SIZE_MARK - 1
 _NOWHERE = (1 << 63) - 1
 _Rows = NDArray[np.int64]
+_Index = Callable[[RecordBatch], None]
 
 TagsCodeOf = Callable[[str, bytes, int], int]
 """Computes the tags code of a record from its topic, its encoded properties and its store timestamp.
@@ -351,10 +352,14 @@ class Recovery:
     Args:
         rebuild: Adds the missing units to the consume queues.
         followers: Replay the records from the checkpoint on that replace a delayed one; see `LogFollower`.
+        index: Called with all records that are read.
     """
 
-    def __init__(self, log: CommitLog, rebuild: QueueRebuild, followers: Sequence[LogFollower]) -> None:
+    def __init__(
+        self, log: CommitLog, rebuild: QueueRebuild, followers: Sequence[LogFollower], index: _Index = lambda _: None
+    ) -> None:
         self._log = log
+        self._index = index
         self._scan = LogScan(log)
         self._rebuild = rebuild
         self._replay = LogReplay(followers)
@@ -464,17 +469,11 @@ class Recovery:
             start = following
 
     def _process(self, batch: RecordBatch, replay_from: int) -> None:
-        self._note_clock_steps(batch)
-        self._log.last_store_timestamp = self._last_ms
+        self._log.clock_steps.note_all(self._last_ms, batch.physical_offset, batch.store_timestamp)
+        self._log.last_store_timestamp = self._last_ms = int(batch.store_timestamp[-1])
         self._rebuild.dispatch(batch)
         self._replay.add(batch, replay_from)
-
-    def _note_clock_steps(self, batch: RecordBatch) -> None:
-        times = np.append(self._last_ms, batch.store_timestamp)
-        for row in np.flatnonzero(times[1:] < times[:-1]).tolist():
-            step_ms = int(times[row]), int(times[row + 1])
-            self._log.clock_steps.note(int(batch.physical_offset[row]), *step_ms)
-        self._last_ms = int(times[-1])
+        self._index(batch)
 
     # --- deciding ------------------------------------------------------------------------------
 

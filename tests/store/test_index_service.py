@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
 from mqtemplate.store.message_store import MessageStore
-from tests.store.small_store import OpenStore, kill, no_keys, opened, small
+from tests.store.small_store import OpenStore, kill, no_keys, opened, overwrite, small
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -321,6 +322,27 @@ def test_every_stored_message_is_found_after_any_sequence_of_events(events: list
         assert list(dict.fromkeys(everything)) == kept[:-65:-1]
 
 
+@FROM_LOG
+@pytest.mark.parametrize("damaged", [None, 7])
+def test_a_missing_index_is_built_while_the_recovery_reads_the_log(
+    open_store: OpenStore, tmp_path: Path, damaged: int | None
+) -> None:
+    """Over several files of the log. After a damaged record the service has to go on, and reads the log for it."""
+    store = open_store(TINY)
+    puts = fill(store, 60)
+    store.close()
+    for name in ("index", "consumequeue"):
+        shutil.rmtree(tmp_path / name)
+    if damaged is not None:
+        overwrite(tmp_path / "commitlog" / f"{0:020d}", puts[damaged].physical_offset + 8, b"\xff")
+
+    store = open_store(TINY)
+    position = store.index._reader.position
+
+    assert position == (store.end_offset if damaged is None else puts[damaged].physical_offset)
+    assert [number for number in range(60) if not store.index.find("orders", f"k{number}")] in ([], [damaged])
+
+
 @pytest.fixture
 def filled(store: MessageStore) -> MessageStore:
     """A store with a full index file and another one, both flushed."""
@@ -333,7 +355,8 @@ def filled(store: MessageStore) -> MessageStore:
 def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0) -> IndexService:
     """Open another service over the present files."""
     index = IndexService(store.store_files, TINY, store.clock)
-    index.load(store._commit_log, no_keys(), store._written_end, durable_timestamp, was_clean=was_clean)
+    index.open(store._commit_log, no_keys(), was_clean=was_clean)
+    index.load(store._written_end, durable_timestamp, was_clean=was_clean)
     return index
 
 
