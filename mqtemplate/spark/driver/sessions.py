@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from mqtemplate.errors import ConfigurationError, SparkError
 from mqtemplate.extras import install_command
-from mqtemplate.spark.driver.jvm import Gateway, archive_flags, find_java, jvm_flags, launch
+from mqtemplate.spark.driver.jvm import Gateway, archive_flags, find_java, jvm_flags, launch, spark_home
 from mqtemplate.spark.driver.package import write_package
 from mqtemplate.spark.reader.task import CORES_VARIABLE
 
@@ -222,9 +222,9 @@ def _environment(master: str) -> dict[str, str]:
     """Return the variables of the JVM, for the planner of a read and for the search for sources.
 
     One is the number of tasks that run at once. If the tasks get the package, Spark must not find the source by itself:
-    it would not send the package with such a source.
+    it would not send the package with such a source. Executors on this machine are started from the folder of Spark.
     """
-    found = {} if _is_one_process(master) else {SHIPPED_VARIABLE: "1"}
+    found = {} if _is_one_process(master) else {SHIPPED_VARIABLE: "1", "SPARK_HOME": str(spark_home())}
     counts = [int(number) for number in re.findall(r"\d+", master)] if master.startswith("local") else []
     if master.startswith("local-cluster"):
         found[CORES_VARIABLE] = str(counts[0] * counts[1])

@@ -25,3 +25,12 @@ def test_settings_are_not_on_the_command_line_of_the_jvm(spark: SparkSession) ->
     assert b"SparkSubmit" in command_line
     assert b"s3cret" not in command_line
     assert jvm.java.lang.System.getProperty("test.password") == 's3cret "\\ #'
+
+
+def test_workers_import_the_installed_package_of_pyspark(spark: SparkSession) -> None:
+    """Its modules are compiled. Those of ``pyspark.zip`` would be compiled at the start of each worker."""
+    import pyspark
+
+    path = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("pyspark").__file__).first()
+
+    assert path == pyspark.__file__
