@@ -30,7 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.hand_over_application import Journal
 from bench.hand_over_kill import KilledProcess
@@ -59,6 +59,7 @@ def child(*arguments: str) -> dict[str, Any]:
 # --- rates ------------------------------------------------------------------------------------------
 
 _ROUNDS = 3
+_FLUSHES = ("async", "sync")
 _SENDS = {"async": 5_000, "sync": 1_000}
 _REPLACED_KEYS = 2_000
 _FORMS = ("plain", "fresh", "replace")
@@ -197,11 +198,14 @@ def measure_keys(count: int) -> None:
 
 _THREADS = 4
 _PROCESSES = 2
-_RACES_OF_BATCH = 50
+_RACES_OF_BATCH = 100
 _QUEUES = 4
 _FIRST_DUE_MS = 600
+_MOST_AHEAD_MS = 10_000
 _FIRST_GAP_MS = 10.0
-_GAP = 1.3
+_GAP = 1.2
+_PAUSE_S = 1.0  # after an answer that a kill has taken
+_SYNC_SHARE = 0.25  # of the runs between two kills
 _SHIFT_MS = 2.0
 _MOST_SHIFT_MS = 500.0
 _LATER_MS = 60
@@ -222,12 +226,25 @@ _MOVES = {"POSTPONED", "RESCHEDULED"}
 
 
 def opened(name: str) -> Broker:
-    """Return a broker by its name in the arguments: ``embedded:DIR``, or the address of a name server."""
-    if name.startswith("embedded:"):
-        return EmbeddedBroker(name.removeprefix("embedded:"), _ASYNC)
+    """Return a broker by its name in the arguments: ``async:DIR``, ``sync:DIR``, or the address of a name server."""
+    flush, _, folder = name.partition(":")
+    if flush in _FLUSHES:
+        return EmbeddedBroker(folder, _ASYNC if flush == "async" else _SYNC)
     return RemoteBroker(
         RemoteSettings(name_servers=(name,), request_timeout_ms=_TIMEOUT_MS, retry_times_when_send_failed=0)
     )
+
+
+_ACTIONS = list(MODEL)
+
+
+class Race(NamedTuple):
+    """A message that is stored, and the action that races with its release."""
+
+    name: str
+    due_ms: int
+    action: str
+    handle: str
 
 
 class Racer:
@@ -240,33 +257,48 @@ class Racer:
         self._chance = random.Random(name)
         self._shift_ms = 0.0
         self._gap_ms = _FIRST_GAP_MS
+        self._ahead_ms = _FIRST_DUE_MS
+        self._lag_ms = 0
 
     def race(self, count: int) -> None:
+        """Store the messages of a batch while those before it wait for their races: a thread is never idle for long."""
+        before: list[Race] = []
         for first in range(0, count, _RACES_OF_BATCH):
-            self._race_batch([f"{self._name}-{n}" for n in range(first, min(first + _RACES_OF_BATCH, count))])
+            names = [f"{self._name}-{n}" for n in range(first, min(first + _RACES_OF_BATCH, count))]
+            races = self._store_batch(names, before[-1].due_ms if before else 0)
+            self._run_batch(before)
+            before = races
+        self._run_batch(before)
 
-    def _race_batch(self, names: list[str]) -> None:
-        first_ms = self._broker.clock.now_ms() + _FIRST_DUE_MS
+    def _store_batch(self, names: list[str], after_ms: int) -> list[Race]:
+        """Store messages that fall due one after the other, the first one after *after_ms*."""
+        first_ms = max(self._broker.clock.now_ms() + self._ahead_ms, after_ms + self._lag_ms)
         due_ms = [first_ms + int(index * self._gap_ms) for index in range(len(names))]
-        actions = [self._chance.choice(list(MODEL)) for _ in names]
+        actions = [self._chance.choice(_ACTIONS) for _ in names]
         self._journal.write(names=names, due=due_ms, actions=actions)
         messages = [self._old(name, due) for name, due in zip(names, due_ms, strict=True)]
         try:
             given = (self._broker.sends.send_batch(messages, timeout_ms=_TIMEOUT_MS).handle or "").split(",")
         except MQTemplateError:  # the server was killed: each of them is stored or not
-            time.sleep(3)
-            return
-        # A message that is due when it arrives has no handle.
-        handles = given if len(given) == len(names) else [None] * len(names)
+            time.sleep(_PAUSE_S)
+            return []
+        if len(given) < len(names):  # a message that is due when it arrives has no handle, and no race
+            self._ahead_ms = min(2 * self._ahead_ms, _MOST_AHEAD_MS)
+            return []
+        return [Race(*each) for each in zip(names, due_ms, actions, given, strict=True)]
+
+    def _run_batch(self, races: list[Race]) -> None:
         acting_s = 0.0
-        for name, due, action, handle in zip(names, due_ms, actions, handles, strict=True):
+        for name, due, action, handle in races:
             left_s = (due + self._shift_ms) / 1_000 - time.time()
             if left_s > 0:
                 time.sleep(left_s)
             start_s = time.perf_counter()
             self._act(name, action, handle)
             acting_s += time.perf_counter() - start_s
-        self._gap_ms = min(_GAP * acting_s * 1_000 / len(names), 100.0)
+        if races:
+            self._gap_ms = min(_GAP * acting_s * 1_000 / len(races), 100.0)
+            self._lag_ms = max(0, self._broker.clock.now_ms() - races[-1].due_ms)
 
     def _old(self, name: str, due_ms: int) -> Message:
         properties = {
@@ -276,7 +308,7 @@ class Racer:
         }
         return Message(_TOPIC, b"old", properties)
 
-    def _act(self, name: str, action: str, handle: str | None) -> None:
+    def _act(self, name: str, action: str, handle: str) -> None:
         due_ms = self._broker.clock.now_ms() + _LATER_MS
         self._journal.write(name=name, due=due_ms)
         try:
@@ -289,12 +321,11 @@ class Racer:
         self._shift_ms = max(-_MOST_SHIFT_MS, min(self._shift_ms + step_ms, _MOST_SHIFT_MS))
         self._journal.write(name=name, outcome=outcome)
 
-    def _outcome(self, name: str, action: str, handle: str | None, due_ms: int) -> str:
+    def _outcome(self, name: str, action: str, handle: str, due_ms: int) -> str:
         """Do the action, and return its outcome as the model names it."""
         delayed, new = self._broker.delayed, Message(_TOPIC, b"new", {Property.KEYS: name})
-        names: dict[str, Any] = {} if handle is not None else {"key": name, "topic": _TOPIC}
         if action == "send if pending":
-            state = delayed.send_if([(new, None)], PendingState.PENDING, handle, **names).state
+            state = delayed.send_if([(new, None)], PendingState.PENDING, handle).state
             return _LATE if state is PendingState.DELIVERED else state.name
         if action in ("cancel", "reschedule"):
             is_cancel = action == "cancel"
@@ -429,27 +460,36 @@ def _racer(name: str, journal: Path, racer: str, count: int) -> KilledProcess:
 
 def race_with_owner(folder: Path, count: int, kills: int, chance: random.Random) -> Faults:
     """Threads race in the process that owns the folder. It is killed and started again."""
-    store, journal = f"embedded:{folder / 'store'}", folder / "owner.journal"
+    stores, journal = {flush: f"{flush}:{folder / 'store'}" for flush in _FLUSHES}, folder / "owner.journal"
     journal.touch()
-    with opened(store) as broker:
+    with opened(stores["async"]) as broker:
         broker.create_topic(_TOPIC, _QUEUES)
     for number in range(kills):
-        racer = _racer(store, journal, f"k{number}", 10 * count)
+        racer = _racer(stores[_next_flush(chance)], journal, f"k{number}", 10 * count)
         racer.wait_until_ready()
         threading.Event().wait(chance.uniform(0.8, 0.8 + 2))
         racer.kill()
     left = max(_THREADS, count - len(read_journal(journal)))
-    _end(_racer(store, journal, "last", left))
-    with opened(store) as broker:
+    _end(_racer(stores["async"], journal, "last", left))
+    with opened(stores["async"]) as broker:
         faults = compare(read_journal(journal), list(delivered_in(broker)))
     faults.kills = kills
     return faults
 
 
+def _next_flush(chance: random.Random) -> str:
+    return "sync" if chance.random() < _SYNC_SHARE else "async"
+
+
+def _configure(folder: Path, flush: str) -> None:
+    text = f"mqtemplate:\n  broker: {{flush-disk-type: {flush.upper()}_FLUSH}}\n"
+    (folder / "application.yml").write_text(text)
+
+
 def race_with_server(folder: Path, count: int, kills: int, chance: random.Random) -> Faults:
     """Processes race over the wire. The server is killed and started again."""
     names = f"127.0.0.1:{free_port()}"
-    (folder / "application.yml").write_text("mqtemplate:\n  broker: {flush-disk-type: ASYNC_FLUSH}\n")
+    _configure(folder, "async")
     command = [sys.executable, "-m", "mqtemplate", "broker", "--config", str(folder), "--store", str(folder / "server")]
     listen = ("--listen", f"127.0.0.1:{free_port()}", "--name-server", names)
     journals = [folder / f"wire{number}.journal" for number in range(_PROCESSES)]
@@ -469,6 +509,7 @@ def race_with_server(folder: Path, count: int, kills: int, chance: random.Random
         while done < kills and any(racer.is_running for racer in racers):
             threading.Event().wait(chance.uniform(1, 4))
             server.kill()
+            _configure(folder, _next_flush(chance))
             server.start()
             server.wait_until_ready()
             done += 1

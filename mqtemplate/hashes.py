@@ -15,9 +15,10 @@ try:
 except ImportError:
     from zlib import crc32
 
-__all__ = ["crc32", "java_string_hash", "queue_number", "tags_code"]
+__all__ = ["UTF_16", "crc32", "java_string_hash", "queue_number", "tags_code"]
 
-_UTF_16 = f"utf-16-{sys.byteorder[0]}e"
+UTF_16 = f"utf-16-{sys.byteorder[0]}e"
+"""Encoding of a text whose bytes are Java's characters as numbers of this machine."""
 _UNITS_A_STEP = 16
 """The sum is cut to 32 bits after so many units: each time costs more than the longer numbers between."""
 
@@ -26,7 +27,7 @@ _UNITS_A_STEP = 16
 def java_string_hash(text: str) -> int:
     """Return ``String.hashCode``: over UTF-16 code units, ``h = 31 * h + unit``, as a signed 32-bit number."""
     units: Sequence[int] = (
-        text.encode() if text.isascii() else memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H")
+        text.encode() if text.isascii() else memoryview(text.encode(UTF_16, "surrogatepass")).cast("H")
     )
     value = 0
     for start in range(0, len(units), _UNITS_A_STEP):

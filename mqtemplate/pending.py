@@ -130,13 +130,14 @@ def pending_key_properties(
     key = property_text("pending_key", pending_key)
     if not key:
         raise MessageError("pending_key is empty; pass a text, such as the id of a cart, or leave it out")
-    chosen = OnPending.REPLACE
+    chosen, value = OnPending.REPLACE, "replace"
     if on_pending is not None:
         if not isinstance(on_pending, str) or on_pending not in list(OnPending):
             known = ", ".join(repr(each.value) for each in OnPending)
             raise MessageError(f"on_pending must be one of {known}, got {shown(on_pending)}")
         chosen = OnPending(on_pending)
-    properties = {Property.PENDING_KEY: key, Property.ON_PENDING: chosen.value}
+        value = chosen.value
+    properties = {Property.PENDING_KEY: key, Property.ON_PENDING: value}
     if is_strict:
         properties[Property.ON_PENDING_STRICT] = "true"
     if no_later_than is not None:

@@ -18,7 +18,7 @@ import numpy as np
 from mqtemplate.delay.copies import copy_of
 from mqtemplate.delay.delay_store import FLUSH_TIMEOUT_MS, DelayStore, RecordLookup, has_key, is_marker
 from mqtemplate.delay.divert import Diverted, TimerLimits, divert_to_timer
-from mqtemplate.delay.pending_keys import ChangedTogether, PendingKeys, PendingRecord, put_together
+from mqtemplate.delay.pending_keys import ChangedTogether, PendingKeys, PendingRecord, WaitingTimer, put_together
 from mqtemplate.delay.pending_rows import PendingEntry
 from mqtemplate.delay.recall_handle import RecallHandle, check_selection, decode_handle, handle_of
 from mqtemplate.errors import StoreError
@@ -31,11 +31,16 @@ from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
 from mqtemplate.record.layout import MAX_PROPERTIES_BYTES
 from mqtemplate.record.properties import (
     REAL_TOPIC,
+    REPLACED_LEVEL,
+    TAGS,
+    TIMER_DEL_UNIQKEY,
     TIMER_DELIVER_MS,
     TIMER_OUT_MS,
+    UNIQ_KEY,
     decode_properties,
     encode_properties,
     find_property,
+    property_format,
 )
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import HAND_OVER_TOPIC, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_in_namespace
@@ -50,6 +55,10 @@ _HANDED_OVER = b"2"
 """Body of a delete marker: the reason why its message is gone. RocketMQ writes ``0``, and reads neither."""
 _NO_KEY = "-"
 """Key of a delete marker that deletes nothing in RocketMQ."""
+_RECALL_CODE = tags_code(_RECALL_TAG)
+_UNIQ_KEY = property_format(UNIQ_KEY, b"")[:-1]
+_MARK = property_format(TAGS, _RECALL_TAG.encode()) + property_format(TIMER_DEL_UNIQKEY, b"")[:-1]
+_OF_TIMER = b"\x02" + property_format(REPLACED_LEVEL, b"0")
 
 _COPIED_AT_ONCE = 100  # messages copied forward under one lock: some milliseconds in which none is released
 _MARKER_BYTES = 1_024  # more bytes of a copy and its marker than twice their record
@@ -320,6 +329,31 @@ class DelayController:
         """See `Replacements`."""
         return self._drafts(*pending, _Change(ScheduleChangeStatus.RESCHEDULED, deliver_ms))
 
+    def cancelled_waiting(self, waiting: WaitingTimer, new: RecordDraft) -> RecordDraft:
+        """See `Replacements`."""
+        properties = b"".join(
+            (
+                _UNIQ_KEY,
+                waiting.msg_id,
+                b"\x02",
+                waiting.keys,
+                waiting.times_and_target,
+                _MARK,
+                waiting.msg_id,
+                _OF_TIMER,
+            )
+        )
+        return RecordDraft(
+            TIMER_TOPIC,
+            0,
+            _CANCELLED,
+            properties,
+            tags_code=_RECALL_CODE,
+            born_timestamp=new.born_timestamp,
+            born_host=new.born_host,
+            prepared_transaction_offset=waiting.physical_offset + 1,
+        )
+
     def _drafts(self, record: StoredRecord, entry: PendingEntry, change: _Change) -> list[RecordDraft]:
         """Return the records that replace a pending one."""
         key = decode_properties(record.properties_bytes).get(Property.UNIQ_KEY, _NO_KEY)
@@ -352,7 +386,7 @@ class DelayController:
             0,
             body,
             encode_properties(kept),
-            tags_code=tags_code(_RECALL_TAG),
+            tags_code=_RECALL_CODE,
             born_timestamp=self._store.clock.now_ms(),
             born_host=record.born_host,
             prepared_transaction_offset=record.physical_offset + 1,

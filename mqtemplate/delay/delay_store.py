@@ -26,7 +26,7 @@ from mqtemplate.errors import CorruptRecordError, MessageError, StoreFullError
 from mqtemplate.event_log import LimitedLog, get_logger
 from mqtemplate.message import split_keys
 from mqtemplate.record.codec import Drafts, RecordDraft, StoredRecord
-from mqtemplate.record.properties import KEYS, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
+from mqtemplate.record.properties import KEYS, PENDING_KEY, REAL_TOPIC, TIMER_DEL_UNIQKEY, UNIQ_KEY, find_property
 from mqtemplate.record.record_arrays import AlikeCopies, RecordShape, ReleasedCopies
 from mqtemplate.store.commit_log import read_records
 from mqtemplate.store.message_store import MessageStore
@@ -321,12 +321,14 @@ class DelayStore(ABC):
     Attributes:
         name: Name of the service, for log events.
         source_topic: System topic in which its messages are stored.
+        window_ms: Length of the roll window: messages that are due later are parked. 0 without one.
         lock: Held while a message is released, cancelled or moved. It makes two steps atomic: appending the record that
             replaces a pending one, and removing the pending one. Reentrant.
     """
 
     name: str
     source_topic: str
+    window_ms = 0
 
     def __init__(self, store: MessageStore, causes: LatenessCauses | None = None) -> None:
         self._store = store
@@ -411,12 +413,32 @@ class DelayStore(ABC):
         self.catch_up()
         return self.find(record)
 
-    @abstractmethod
     def remove(self, record: StoredRecord) -> None:
         """With the lock, after the record that replaces *record* was appended: never release *record*.
 
         The next checkpoint writes that to the service's files. Until then a recovery finds it in the commit log.
         """
+        self._remove(record)
+        key = find_property(record.properties_bytes, PENDING_KEY)
+        if key is not None:  # a record that is in memory with its properties counts as pending
+            topic = find_property(record.properties_bytes, REAL_TOPIC) or ""
+            self._store.index.recent_keys.forget_properties(topic, key, record.physical_offset)
+
+    @abstractmethod
+    def _remove(self, record: StoredRecord) -> None:
+        """See `remove`."""
+
+    def may_wait(self, slot_ms: int) -> bool:
+        """With the lock: return True if a pending timer of this slot can be removed by `remove_waiting`."""
+        return False
+
+    def remove_waiting(self, physical_offset: int, topic: str) -> None:
+        """Do the same as `remove` without reading: for a pending timer that is not parked, and whose slot `may_wait`.
+
+        Args:
+            topic: The real topic of the message.
+        """
+        raise AssertionError(f"{self.name} has no messages that may wait")
 
     @abstractmethod
     def mark_cancelled(self, record: StoredRecord) -> None:

@@ -57,6 +57,7 @@ _TIMES = (
     (Property.START_DELIVER_TIME, 1, False),
 )
 _TIME_NAMES = frozenset(name for name, _, _ in _TIMES)
+_TIMER_PROPERTIES = BROKER_PROPERTIES | {Property.TIMER_DELIVER_MS}
 
 
 def strip_broker_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
@@ -136,8 +137,8 @@ def divert_to_timer(
             f"the deliver time is {format_ms(deliver_ms - now_ms)} from now, allowed are "
             f"{format_ms(limits.max_delay_ms)}; raise mqtemplate.broker.timer-max-delay-sec or send later"
         )
-    kept = _kept(properties, BROKER_PROPERTIES)
-    kept |= {
+    kept = _kept(properties, _TIMER_PROPERTIES)
+    kept |= {  # in this order, at the end: `pending_keys` relies on it
         Property.TIMER_DELIVER_MS: str(deliver_ms),  # RocketMQ's slot alone would lose the millisecond
         Property.TIMER_OUT_MS: str(slot_of(deliver_ms, limits.precision_ms)),
         Property.REAL_TOPIC: topic,

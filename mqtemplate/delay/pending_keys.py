@@ -7,13 +7,18 @@ that puts many messages on the wheel then does not hold them up.
 
 - The newest record with the key decides: each send with a key replaces, keeps or moves the message before it. So that
   record is pending, or was delivered, or no message of the key is either. The newest records of all keys are in memory
-  until the index has them, and then the index finds them. Memory does not grow with the number of keys.
+  until the index has them, and then some thousand of them; the index finds the others. Memory does not grow with the
+  number of keys.
+- A timer in memory with its properties is pending: a release and a move append another record with the key, and a
+  cancel makes memory forget the properties, all under the lock of the timers. So a send that replaces it needs neither
+  its record nor its unit in the timer log, unless it is parked or due within a slot.
 - All records of an append but the last have `SysFlag.CONTINUED`. A recovery cuts them off if the last one is missing.
   The delete markers are last. So a kill leaves all of the change or nothing.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,24 +27,30 @@ from typing import NamedTuple, Protocol
 
 from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
 from mqtemplate.delay.pending_rows import PendingEntry
-from mqtemplate.delay.recall_handle import handle_of
+from mqtemplate.delay.recall_handle import RecallHandle, encode_handle, handle_of, new_handle
 from mqtemplate.errors import PendingKeyError, PendingKeyUnknownError
 from mqtemplate.pending import OnPending, PendingDecision, PendingOutcome, ScheduleChange
 from mqtemplate.record.appends import PutBatch, PutResult
-from mqtemplate.record.codec import Drafts, PendingRequest, RecordDraft, StoredRecord
+from mqtemplate.record.codec import DraftPair, Drafts, PendingRequest, RecordDraft, StoredRecord
 from mqtemplate.record.layout import SysFlag
 from mqtemplate.record.properties import (
+    KEYS,
     PENDING_KEY,
     PENDING_SINCE,
     REAL_QID,
     REAL_TOPIC,
     TIMER_DELIVER_MS,
+    TIMER_OUT_MS,
     UNIQ_KEY,
     find_property,
+    property_format,
 )
 from mqtemplate.store.index_file import KeyedRecord
 from mqtemplate.store.message_store import MessageStore
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+
+_REPLACE = OnPending.REPLACE.value
+_STORED = PendingOutcome(PendingDecision.STORED)
 
 
 def put_together(store: MessageStore, drafts: Sequence[RecordDraft], *, though_full: bool = False) -> PutBatch:
@@ -56,8 +67,59 @@ class PendingRecord(NamedTuple):
     entry: PendingEntry
 
 
+class WaitingTimer(NamedTuple):
+    """A pending timer whose properties are in memory, and whose slot is not read yet.
+
+    Attributes:
+        keys, times_and_target: Encoded properties: the business keys, or nothing; the due time, the slot, and the real
+            topic and queue.
+    """
+
+    physical_offset: int
+    msg_id: bytes
+    keys: bytes
+    times_and_target: bytes
+    slot_ms: int
+
+    @classmethod
+    def of(cls, record: KeyedRecord, window_ms: int) -> WaitingTimer | None:
+        """Return what the record of a timer has; None if its properties have another form, or it may be parked.
+
+        Args:
+            window_ms: A message that is due so long after its send may be parked.
+        """
+        found = _TIMER.search(record.properties)
+        if found is None:
+            return None
+        msg_id, since_ms, times_and_target, slot_ms = found.groups()
+        if int(slot_ms) - int(since_ms) >= window_ms:
+            return None
+        keys = find_property(record.properties, KEYS) if KEYS in record.properties else None
+        encoded = b"" if keys is None else property_format(KEYS, keys.encode())
+        return cls(record.physical_offset, msg_id, encoded, times_and_target, int(slot_ms))
+
+
+_NUMBER, _TEXT = rb"(\d{1,18})", rb"[^\x02]+"
+_TIMER = re.compile(
+    rb"(?s)(?:\A|\x02)"
+    + property_format(UNIQ_KEY, b"(" + _TEXT + b")")
+    + rb"(?:.*\x02)?"
+    + property_format(PENDING_SINCE, _NUMBER)
+    + b"("
+    + property_format(TIMER_DELIVER_MS, rb"\d{1,18}")
+    + property_format(TIMER_OUT_MS, _NUMBER)
+    + property_format(REAL_TOPIC, _TEXT)
+    + property_format(REAL_QID, rb"\d{1,10}")
+    + rb")\Z"
+)
+"""The properties as `divert_to_timer` ends them."""
+
+
 class Replacements(Protocol):
     """Creates the records that replace a pending message; see `DelayController`."""
+
+    def cancelled_waiting(self, waiting: WaitingTimer, new: RecordDraft) -> RecordDraft:
+        """Return the delete marker of a pending message that *new* replaces."""
 
     def cancelled(self, pending: PendingRecord) -> list[RecordDraft]:
         """Return its delete marker."""
@@ -72,7 +134,7 @@ class KeyedSend(NamedTuple):
     Attributes:
         outcome: None for a message without a pending key.
         physical_offset: Of the stored or pending record.
-        queue_id: Queue that receives the message when it is due.
+        queue_id: Queue that receives the message when it is due; None for the queue that the send selected.
         handle: None if the message is not delayed.
     """
 
@@ -80,7 +142,7 @@ class KeyedSend(NamedTuple):
     msg_id: str
     physical_offset: int
     queue_offset: int
-    queue_id: int
+    queue_id: int | None
     handle: str | None
 
 
@@ -159,6 +221,8 @@ class PendingKeys:
     ) -> None:
         self._store = store
         self._delay_stores = delay_stores
+        self._topics = (*delay_stores,)
+        self._timers = delay_stores[TIMER_TOPIC]
         self._replacements = replacements
         self._lookup = RecordLookup(store)
         self._broker_name = broker_name
@@ -202,9 +266,11 @@ class PendingKeys:
 
     def _newest(self, topic: str, key: str) -> KeyedRecord | None:
         """Return the newest record with a pending key: a delayed one for *topic*, or one that was delivered there."""
-        found = self._store.index.newest_keyed((*self._delay_stores, topic), topic, key)
+        found = self._store.index.newest_keyed((*self._topics, topic), topic, key)
         if isinstance(found, KeyedRecord):
             return found
+        if not found:
+            return None
         newest: dict[str, int] = {}
         for physical_offset in found:
             record = self._lookup.at(physical_offset)
@@ -243,7 +309,69 @@ class PendingKeys:
             PendingKeyError: A message is pending under one of the keys, and must not be replaced. Nothing was stored.
             PendingKeyUnknownError: This broker cannot decide about pending keys now. Nothing was stored.
         """
-        with self._lock, ExitStack() as locks:
+        with self._lock:
+            return self._put(drafts, topic, before)
+
+    def put_one(self, draft: RecordDraft, msg_id: str, topic: str) -> tuple[KeyedSend, int, tuple[str, ...]]:
+        """Store one message with a pending key as its rule says. Most sends need less than `put` does for them.
+
+        Returns:
+            The result; the end and the topics as in `KeyedPut`. Errors as in `put`.
+        """
+        request = draft.pending
+        assert request is not None, "the message has a pending key"
+        with self._lock:
+            newest = self._newest(topic, request.key)
+            puts: Sequence[PutResult] | None = None
+            replaced: tuple[str, ...] = ()
+            if newest is None:
+                self.check(request.key, topic)
+                puts = (self._store.put(draft),)
+            elif newest.properties and newest.topic == draft.topic == TIMER_TOPIC and request.on_pending == _REPLACE:
+                puts, replaced = self._replace_waiting(draft, topic, request.key)
+            if puts is None:
+                put, _ = self._put([(draft, msg_id)], topic)
+                return put.sends[0], put.end, put.topics
+        decision = PendingDecision.REPLACED if replaced else PendingDecision.STORED
+        self._counts[decision].add()
+        outcome = PendingOutcome(decision, replaced) if replaced else _STORED
+        offset, _, queue_offset, _ = first = puts[0]
+        handle = new_handle(topic, self._broker_name, draft, first)
+        return KeyedSend(outcome, msg_id, offset, queue_offset, None, handle), puts[-1].end, (draft.topic,)
+
+    def _replace_waiting(
+        self, draft: RecordDraft, topic: str, key: str
+    ) -> tuple[Sequence[PutResult] | None, tuple[str, ...]]:
+        """Replace the pending timer under a key if its properties are in memory and its slot is not read yet.
+
+        Returns:
+            The positions of both records, and the handle of the timer that was replaced; None if it is no such timer.
+        """
+        timers = self._timers
+        with timers.lock:  # nothing is released or changed now, and what was is not in memory any more
+            newest = self._store.index.recent_keys.newest_keyed(topic, key)
+            waiting = None
+            if newest is not None and newest.properties and newest.topic == TIMER_TOPIC:
+                waiting = WaitingTimer.of(newest, timers.window_ms)
+            if waiting is None or not timers.may_wait(waiting.slot_ms):
+                return None, ()
+            self.check(key, topic)
+            draft.sys_flag |= SysFlag.CONTINUED
+            puts = self._store.put(DraftPair(draft, self._replacements.cancelled_waiting(waiting, draft)))
+            timers.remove_waiting(waiting.physical_offset, topic)
+        name = RecallHandle(
+            topic, self._broker_name, waiting.slot_ms + 1, waiting.msg_id.decode(), waiting.physical_offset
+        )
+        return puts, (encode_handle(name),)
+
+    def _put(
+        self,
+        drafts: Sequence[tuple[RecordDraft, str]],
+        topic: str,
+        before: Callable[[RecordDraft | None], RecordDraft] | None = None,
+    ) -> tuple[KeyedPut, Sequence[PutResult] | None]:
+        """With the lock: see `put`."""
+        with ExitStack() as locks:
             keys = [draft.pending.key for draft, _ in drafts if draft.pending is not None]
             newest = {key: self._newest(topic, key) for key in keys}
             pending: dict[str, PendingRecord | None] = {}

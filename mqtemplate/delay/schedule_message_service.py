@@ -207,7 +207,7 @@ class ScheduleMessageService(DelayStore):
         due_ms = None if queue is None else queue.find(record.queue_offset, record.physical_offset)
         return None if due_ms is None else PendingEntry(due_ms, slot_of(due_ms, self._precision_ms))
 
-    def remove(self, record: StoredRecord) -> None:
+    def _remove(self, record: StoredRecord) -> None:
         self._queues[level_of_queue(record.queue_id)].remove(record.queue_offset)
         self._releaser.end = max(self._releaser.end, self._store.end_offset)
 

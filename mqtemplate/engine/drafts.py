@@ -44,7 +44,7 @@ from mqtemplate.topics import DLQ_TOPIC_PREFIX, HALF_TOPIC, RETRY_TOPIC_PREFIX
 
 _Encoded = tuple[bytes, int, str | None, bool]
 """Encoded properties (without a message id: up to the place of one), tags code, the message id or None, and True if one
-of `SPECIAL_PROPERTIES` is among them."""
+of `SPECIAL_PROPERTIES` is among them: then they are not encoded."""
 
 _ROOM_FOR_CHECKS = 100
 """Bytes that transaction checks add to the properties. Without room for them a transaction would stay open for ever."""
@@ -52,6 +52,9 @@ _MAX_RECONSUME_TIMES = 2**31 - 1
 _DEFAULT_LEVELS = DelayLevels.parse()
 _FEWEST_UNIFORM = 16
 """Fewer records are as fast one by one."""
+
+_RULES = frozenset(each.value for each in OnPending)
+_REPLACE = OnPending.REPLACE.value
 
 _tags_code = lru_cache(maxsize=1_024)(tags_code)
 _APPENDED_ID = PropertiesTemplate.appending(b"")
@@ -162,12 +165,13 @@ class DraftMaker:
         )
 
     def _encode(self, properties: dict[str, str]) -> _Encoded:
-        encoded, unique_id = encode_properties(properties), properties.get(Property.UNIQ_KEY)
+        unique_id, is_special = properties.get(Property.UNIQ_KEY), not SPECIAL_PROPERTIES.isdisjoint(properties)
+        encoded = b"" if is_special else encode_properties(properties)  # special ones are changed first
         result = (
             encoded + _ID_NAME if unique_id is None else encoded,
             _tags_code(properties.get(Property.TAGS)),
             unique_id,
-            not SPECIAL_PROPERTIES.isdisjoint(properties),
+            is_special,
         )
         self._last = (properties.copy(), result)
         return result
@@ -341,8 +345,8 @@ def _read_pending_key(
         since_ms = parse_number(moved_since)
         moved = {Property.PENDING_KEY: key, Property.PENDING_SINCE: str(now_ms if since_ms is None else since_ms)}
         return None, kept | moved
-    rule = properties.get(Property.ON_PENDING, OnPending.REPLACE.value)
-    if rule not in list(OnPending):
+    rule = properties.get(Property.ON_PENDING, _REPLACE)
+    if rule not in _RULES:
         known = ", ".join(OnPending)
         raise MessageError(f"property {Property.ON_PENDING} must be one of {known}, got {rule[:40]!r}")
     latest = properties.get(Property.NO_LATER_THAN)
@@ -353,4 +357,4 @@ def _read_pending_key(
             f"postpone, got {latest[:40]!r} with {rule}"
         )
     since = {Property.PENDING_KEY: key, Property.PENDING_SINCE: str(now_ms)}
-    return PendingRequest(key, rule, no_later_ms), kept | since
+    return PendingRequest(topic, key, rule, no_later_ms), kept | since

@@ -176,7 +176,11 @@ class MessageWriter:
     def store(self, draft: RecordDraft, unique_id: str, topic: str, queue_id: int) -> StoredSend:
         """Store the record of one message."""
         if draft.pending is not None:
-            return self._store_keyed([(draft, unique_id)], topic, queue_id)
+            (outcome, msg_id, offset, queue_offset, kept_id, handle), end, topics = self.put_keyed(
+                draft, unique_id, topic, queue_id
+            )
+            offset_id = offset_msg_id(self._host, offset)
+            return StoredSend(end, topics, msg_id, offset_id, queue_offset, handle, outcome, kept_id)
         put = self.put(draft, topic, queue_id)
         offset, size, queue_offset, _ = put
         handle = None if draft.topic == topic else self.handle(draft, put, topic)
@@ -195,6 +199,13 @@ class MessageWriter:
         puts = self._store.put(Drafts(drafts))
         handles = (self.handle(draft, put, topic) for draft, put in zip(drafts, puts, strict=True))
         return self._stored(puts, topics, ",".join(msg_ids), ",".join(filter(None, handles)))
+
+    def put_keyed(
+        self, draft: RecordDraft, unique_id: str, topic: str, queue_id: int
+    ) -> tuple[KeyedSend, int, tuple[str, ...]]:
+        """Store the record of a message with a pending key; see `PendingKeys.put_one`."""
+        self._store.prepare(topic, queue_id)
+        return self._pending_keys.put_one(draft, unique_id, topic)
 
     def _store_keyed(self, drafts: Sequence[tuple[RecordDraft, str]], topic: str, queue_id: int) -> StoredSend:
         """Store records of which at least one has a pending key."""
@@ -274,8 +285,7 @@ class LocalSends:
         # As `MessageWriter.send`, with fewer calls: this is the most frequent kind of send.
         draft, unique_id = self._drafts.make(message, queue_id, store.clock.now_ms())
         if draft.pending is not None:
-            stored = _stored(lambda: self._writer.store(draft, unique_id, topic, queue_id))
-            return _result(target, stored, is_safe=store.confirm(stored.end, stored.topics, timeout_ms))
+            return self._send_keyed(draft, unique_id, target, timeout_ms)
         put = self._put(draft, topic, queue_id)
         store.start_flush(put)
         result = SendResult(  # complete before `confirm`: the disk writes meanwhile
@@ -289,6 +299,22 @@ class LocalSends:
         if store.confirm(put.physical_offset + put.size, (draft.topic,), timeout_ms):
             return result
         return replace(result, send_status=SendStatus.FLUSH_DISK_TIMEOUT)
+
+    def _send_keyed(self, draft: RecordDraft, unique_id: str, target: MessageQueue, timeout_ms: int) -> SendResult:
+        """Store the record of a message with a pending key."""
+        store, topic = self._store, target.topic
+        try:
+            sent, end, topics = self._writer.put_keyed(draft, unique_id, topic, target.queue_id)
+        except StoreError as exc:
+            raise SendError(f"not stored: {exc}") from exc
+        outcome, msg_id, offset, queue_offset, kept_id, handle = sent
+        store.start_flush(PutResult(offset, end - offset, queue_offset, 0))
+        is_safe = store.confirm(end, topics, timeout_ms)
+        if kept_id is not None and kept_id != target.queue_id:
+            target = MessageQueue(topic, target.broker_name, kept_id)
+        status = SendStatus.SEND_OK if is_safe else SendStatus.FLUSH_DISK_TIMEOUT
+        offset_id = offset_msg_id(self._host, offset)
+        return SendResult(status, msg_id, offset_id, target, queue_offset, handle=handle, pending=outcome)
 
     def send_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None = None, timeout_ms: int = 3_000

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
 from mqtemplate.record import layout
 from mqtemplate.record.appends import NewRecords, PutBatch, PutResult
-from mqtemplate.record.codec import BadRecordError, RecordDraft, StoredRecord, pack_host, parse_record
+from mqtemplate.record.codec import BadRecordError, DraftPair, RecordDraft, StoredRecord, pack_host, parse_record
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.record.layout import BLANK_SIZE, pack_blank
 from mqtemplate.store.checkpoint import ClockSteps
@@ -322,6 +322,9 @@ def _ends_file(file: MappedFile, at: int) -> bool:
 # --- writing ------------------------------------------------------------------------------------
 
 
+_Puts: TypeAlias = PutResult | tuple[PutResult, PutResult] | PutBatch
+
+
 class CommitLog(LogReader):
     """The log with its writer. As a `Service` it creates the next file before it is needed, and fills the next bytes.
 
@@ -388,20 +391,22 @@ class CommitLog(LogReader):
     @overload
     def append(self, records: RecordDraft, queue_offsets: int) -> PutResult: ...
     @overload
+    def append(self, records: DraftPair, queue_offsets: int) -> tuple[PutResult, PutResult]: ...
+    @overload
     def append(self, records: NewRecords, queue_offsets: Sequence[int]) -> PutBatch: ...
-    def append(self, records: RecordDraft | NewRecords, queue_offsets: int | Sequence[int]) -> PutResult | PutBatch:
+    def append(self, records: RecordDraft | DraftPair | NewRecords, queue_offsets: int | Sequence[int]) -> _Puts:
         """Append records to one file: all of them or, if that fails, none.
 
         A process that is killed while it writes may leave the first of them.
 
         Args:
-            queue_offsets: Of the record, or of the first record of each of `NewRecords.queues`.
+            queue_offsets: Of the record, of the first of a pair, or of the first record of each of `NewRecords.queues`.
 
         Raises:
             StoreFullError: The disk has no space for them; the log is as before.
             MessageError: They do not fit into a file, or the properties of one are too large.
         """
-        encode_at: Callable[..., tuple[bytes | memoryview, PutResult | PutBatch]] = records.encode_at
+        encode_at: Callable[..., tuple[bytes | memoryview, _Puts]] = records.encode_at
         host, now = self._store_host, self._next_store_timestamp()
         at = self._start + self._at
         data, puts = encode_at(queue_offsets, at, now, host)

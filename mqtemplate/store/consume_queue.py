@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mqtemplate.errors import StoreError
 from mqtemplate.numbers import parse_number
+from mqtemplate.record.appends import NewRecords, PutBatch
 from mqtemplate.record.columns import count_leading
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, CqUnit
@@ -489,3 +490,22 @@ def encode_units(
     units = np.empty(len(physical_offsets), CQ_UNIT_DTYPE)
     units["physical_offset"], units["size"], units["tags_code"] = physical_offsets, sizes, tags_codes
     return units.tobytes()
+
+
+def encode_units_of(records: NewRecords, puts: PutBatch) -> bytes:
+    """Return the unit of each record, in the order of the log."""
+    codes, offsets = records.tags_codes(puts.store_timestamp), puts.physical_offsets
+    if isinstance(codes, list):
+        return b"".join(map(layout.pack_cq_unit, offsets, puts.sizes, codes))
+    if isinstance(offsets, range):  # records of one size
+        return encode_units(np.arange(offsets.start, offsets.stop, offsets.step), offsets.step, codes)
+    return encode_units(np.array(offsets), np.array(puts.sizes), codes)
+
+
+def units_of_rows(units: bytes, rows: Sequence[int] | NDArray[np.intp]) -> bytes:
+    """Return those of the encoded *units* that have these numbers."""
+    if isinstance(rows, range):
+        return units[CQ_UNIT_SIZE * rows.start : CQ_UNIT_SIZE * rows.stop]
+    if isinstance(rows, list):
+        return b"".join([units[CQ_UNIT_SIZE * row : CQ_UNIT_SIZE * row + CQ_UNIT_SIZE] for row in rows])
+    return np.frombuffer(units, CQ_UNIT_DTYPE)[rows].tobytes()

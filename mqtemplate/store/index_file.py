@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -407,39 +408,26 @@ class KeyedRecord(NamedTuple):
 
     Attributes:
         topic: Topic in which it is stored.
+        properties: Its encoded properties, if they are in memory. Then it is delayed, and no cancel or move has
+            replaced it. Else they are empty.
     """
 
     topic: str
     physical_offset: int
+    properties: bytes = b""
 
 
-class _KeyedRecords:
-    """Records with pending keys, of one span of the log.
-
-    Attributes:
-        newest: Real topic and key -> the newest record with it, delayed or delivered; delete markers do not count.
-        last: Physical offset of the last record; -1 without records.
-    """
-
-    __slots__ = ("last", "newest")
-
-    def __init__(self) -> None:
-        self.newest: dict[tuple[str, str], KeyedRecord] = {}
-        self.last = -1
-
-    def add(self, topic: str, properties: bytes, physical_offset: int) -> None:
-        """Add a record that has the property of a pending key."""
-        key, real_topic = find_property(properties, PENDING_KEY), find_property(properties, REAL_TOPIC)
-        self.last = physical_offset
-        is_message = find_property(properties, TIMER_DEL_UNIQKEY) is None
-        if is_message and key and real_topic and topic in (SCHEDULE_TOPIC, TIMER_TOPIC, real_topic):
-            self.newest[real_topic, key] = KeyedRecord(topic, physical_offset)
+_MOST_KEYED = 20_000
+"""Keys in memory beside those that are not indexed yet: about 10 MB."""
+_MOST_KEYED_BYTES = 384
+"""Properties of this length are in memory. Those that are longer are read from the log."""
 
 
 class RecentKeys:
     """The newest records that the index has not taken yet. Above a limit of memory the next ones are left out.
 
-    Those with pending keys are found here, too, until the index has written them.
+    The newest record of each pending key is found here, too: until the index has written it, and after that as one of
+    the newest `_MOST_KEYED`. A record counts that is delayed or was delivered; a delete marker does not.
 
     Args:
         lock: The store's lock, under which records are added.
@@ -451,7 +439,7 @@ class RecentKeys:
 
     def __init__(self, lock: threading.Lock, on_many: Callable[[], None]) -> None:
         self.complete_from = 0
-        self._keyed = [_KeyedRecords()]  # the last one is of the records that were not taken
+        self._keyed: OrderedDict[tuple[str, str], KeyedRecord] = OrderedDict()  # in the order of the log
         self._lock = lock
         self._on_many = on_many
         self._entries: list[_RecentEntry] = []
@@ -469,54 +457,80 @@ class RecentKeys:
             offset, size, _, timestamp = put
             properties = draft.indexed_properties
             self._entries.append((offset, offset + size, 1, timestamp, draft.topic, properties))
-            if _HAS_PENDING_KEY in properties:
-                self._keyed[-1].add(draft.topic, properties, offset)
+            if draft.pending is not None and draft.topic != draft.pending.topic:
+                self._keep(draft.pending.topic, draft.pending.key, draft.topic, properties, offset)
+            elif _HAS_PENDING_KEY in properties:
+                self._add_keyed(draft.topic, properties, offset)
             self._count(len(properties) + _ENTRY_BYTES)
         else:
-            self.complete_from = put.physical_offset + put.size
+            self._leave_out(put.physical_offset + put.size)
 
     def add(self, records: NewRecords, puts: PutBatch) -> None:
         """Add records that were written together."""
         entries = records.index_entries(puts) if self._bytes < _MAX_BYTES else None
         if entries is None:
-            self.complete_from = puts.end
-        else:
-            before = len(self._entries)
-            self._entries += zip(
-                entries.offsets,
-                entries.ends,
-                entries.counts,
-                repeat(puts.store_timestamp, len(entries.topics)),
-                entries.topics,
-                entries.properties,
-                strict=True,
-            )
-            for entry in self._entries[before:]:
-                if _HAS_PENDING_KEY in entry[-1]:
-                    self._add_keyed(*entry)
-            self._count(sum(map(len, entries.properties)) + _ENTRY_BYTES * len(entries.topics))
+            self._leave_out(puts.end)
+            return
+        before = len(self._entries)
+        self._entries += zip(
+            entries.offsets,
+            entries.ends,
+            entries.counts,
+            repeat(puts.store_timestamp, len(entries.topics)),
+            entries.topics,
+            entries.properties,
+            strict=True,
+        )
+        for entry in self._entries[before:]:
+            if _HAS_PENDING_KEY in entry[-1]:
+                self._add_all_keyed(*entry)
+        self._count(sum(map(len, entries.properties)) + _ENTRY_BYTES * len(entries.topics))
 
-    def _add_keyed(
+    def _leave_out(self, physical_end: int) -> None:
+        """Leave out the records before this offset. A key may have a newer record now than the one in memory."""
+        self.complete_from = physical_end
+        self._keyed.clear()
+
+    # --- pending keys --------------------------------------------------------------------------
+
+    def _add_all_keyed(
         self, physical_offset: int, end: int, count: int, timestamp: int, topic: str, properties: bytes
     ) -> None:
         size, length = (end - physical_offset) // count, len(properties) // count
         for number in range(count):
             encoded = properties[number * length : (number + 1) * length]
-            self._keyed[-1].add(topic, encoded, physical_offset + number * size)
+            self._add_keyed(topic, encoded, physical_offset + number * size)
+
+    def _add_keyed(self, topic: str, properties: bytes, physical_offset: int) -> None:
+        key, real_topic = find_property(properties, PENDING_KEY), find_property(properties, REAL_TOPIC)
+        is_message = find_property(properties, TIMER_DEL_UNIQKEY) is None
+        if is_message and key and real_topic:
+            self._keep(real_topic, key, topic, properties, physical_offset)
+
+    def _keep(self, real_topic: str, key: str, topic: str, properties: bytes, physical_offset: int) -> None:
+        if topic in (SCHEDULE_TOPIC, TIMER_TOPIC, real_topic):
+            kept = properties if topic != real_topic and len(properties) <= _MOST_KEYED_BYTES else b""
+            self._keyed[real_topic, key] = KeyedRecord(topic, physical_offset, kept)
+            self._keyed.move_to_end((real_topic, key))
 
     def newest_keyed(self, topic: str, key: str) -> KeyedRecord | None:
         """Return the newest record with a pending key for a topic that is in memory. Any thread may call it."""
-        for records in reversed(self._keyed):
-            found = records.newest.get((topic, key))
-            if found is not None:
-                return found
-        return None
+        return self._keyed.get((topic, key))
 
-    def forget_keyed(self, physical_offset: int) -> None:
-        """Forget taken records that start before this offset. Called by the thread that takes records."""
-        if len(self._keyed) > 1:
+    def forget_properties(self, topic: str, key: str, physical_offset: int) -> None:
+        """Forget the properties of a record: it was replaced, so they do not describe a pending message any more."""
+        with self._lock:
+            known = self._keyed.get((topic, key))
+            if known is not None and known.physical_offset == physical_offset:
+                self._keyed[topic, key] = KeyedRecord(known.topic, physical_offset)
+
+    def forget_keyed(self, physical_end: int) -> None:
+        """Forget the oldest keys, down to the limit. Those of records from *physical_end* on are not indexed yet."""
+        keyed = self._keyed
+        if len(keyed) > _MOST_KEYED:
             with self._lock:
-                self._keyed = [*(each for each in self._keyed[:-1] if each.last >= physical_offset), self._keyed[-1]]
+                while len(keyed) > _MOST_KEYED and next(iter(keyed.values())).physical_offset < physical_end:
+                    keyed.popitem(last=False)
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -529,8 +543,6 @@ class RecentKeys:
         with self._lock:
             entries, self._entries = self._entries, []
             self._bytes, self._was_reported = 0, False
-            if self._keyed[-1].newest:
-                self._keyed = [*self._keyed, _KeyedRecords()]
         if not entries:
             return RecentRecords()
         *numbers, topics, properties = zip(*entries, strict=True)

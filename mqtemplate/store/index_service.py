@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import java_string_hash
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.services import wall_time
 from mqtemplate.store.commit_log import LogReader
@@ -26,7 +25,7 @@ from mqtemplate.store.index_file import (
     RecentKeys,
     find_geometry,
 )
-from mqtemplate.store.key_reader import KeyReader, index_key_hashes, pending_key_text
+from mqtemplate.store.key_reader import KeyReader, index_key_hashes, pending_key_hashes
 from mqtemplate.store.settings import StoreSettings
 
 _log = get_logger("mqtemplate.store")
@@ -45,7 +44,6 @@ _FLUSH_UNITS = 100_000
 _CHAIN_UNITS = 256
 _NAME_LENGTH = 17
 _MAX_TIME_MS = (1 << 63) - 1
-_MAX_HASH = 0x7FFF_FFFF
 
 
 class IndexService:
@@ -63,6 +61,7 @@ class IndexService:
     Attributes:
         flushed_timestamp: Store timestamp up to which the index is on the disk.
         geometry: Slots and units of each file. `load` takes them from the files, unless the settings set them.
+        recent_keys: The newest records, in memory.
     """
 
     name = "store.index"
@@ -96,7 +95,7 @@ class IndexService:
             StoreFormatError: The files have another size than the settings.
         """
         self._log = log
-        self._recent_keys = recent_keys
+        self.recent_keys = recent_keys
         self._reader = KeyReader(log, recent_keys)
         self._reader.move_to(log.start)
         self._open_files(was_clean=was_clean)
@@ -123,7 +122,7 @@ class IndexService:
             end: Returns the physical offset after the last whole record of the log.
             durable_timestamp: ``index_msg_timestamp`` of the checkpoint: files that end there or before were flushed.
         """
-        self._end, recent_keys = end, self._recent_keys
+        self._end, recent_keys = end, self.recent_keys
         self._rest, self._is_missing = None, False
         self._repair(durable_timestamp, was_clean=was_clean)
         self._reader.move_to(self._indexed_end(was_clean=was_clean))
@@ -282,7 +281,7 @@ class IndexService:
         system call of the writer it gets the interpreter lock, and the writer then waits for it. What may take long is
         left to the service: reading the log, new files, flushes.
         """
-        if not self._recent_keys.has_some or not self._mutex.acquire(blocking=False):
+        if not self.recent_keys.has_some or not self._mutex.acquire(blocking=False):
             return
         try:
             is_complete = self._index_recent()
@@ -337,7 +336,7 @@ class IndexService:
     def _note_written(self) -> None:
         if self._rest is None:
             self._written_to = self._reader.position
-            self._recent_keys.forget_keyed(self._written_to)
+            self.recent_keys.forget_keyed(self._written_to)
 
     def _current_file(self) -> IndexFile:
         if self._files and not self._files[-1].is_full:
@@ -393,7 +392,7 @@ class IndexService:
         [key_hash] = index_key_hashes([f"{topic}#{key}"]).tolist()
         return self._with_hash(key_hash, begin_ms, end_ms)
 
-    def newest_keyed(self, topics: Sequence[str], topic: str, key: str) -> KeyedRecord | Iterator[int]:
+    def newest_keyed(self, topics: tuple[str, ...], topic: str, key: str) -> KeyedRecord | Iterable[int]:
         """Find the newest record with a pending key, without a wait for the newest records to be indexed.
 
         Args:
@@ -403,20 +402,26 @@ class IndexService:
         Returns:
             The newest record, if it is not indexed yet. Else `candidates` of all the topics, of each the newest first.
         """
-        if self._written_to < self._recent_keys.complete_from:
-            self.catch_up()
-        found = self._recent_keys.newest_keyed(topic, key)
-        if found is not None:
-            return found
-        return self._indexed(topics, pending_key_text(topic, key))
+        recent = self.recent_keys
+        while True:
+            complete_from = recent.complete_from
+            if self._written_to < complete_from:
+                self.catch_up()
+            found = recent.newest_keyed(topic, key)
+            if found is not None:
+                return found
+            if recent.complete_from == complete_from:  # else it may have been in memory, and not be indexed yet
+                return self._indexed(pending_key_hashes(topics, topic, key))
 
-    def _indexed(self, topics: Sequence[str], text: str) -> Iterator[int]:
-        hashes = [_index_hash(f"{topic}#{text}") for topic in topics]
+    def _indexed(self, hashes: Sequence[int]) -> Iterable[int]:
+        found = []
         with self._mutex:  # most keys are new: then this is all
-            open_files = [file for file in self._files if not file.is_closed]
-            hashes = [each for each in hashes if any(file.newest_unit(each) for file in open_files)]
-        for key_hash in hashes:
-            yield from self._with_hash(key_hash, 0, _MAX_TIME_MS)
+            for file in self._files:
+                if not file.is_closed:
+                    found += [each for each in hashes if file.newest_unit(each)]
+        if not found:
+            return ()
+        return chain.from_iterable(self._with_hash(each, 0, _MAX_TIME_MS) for each in dict.fromkeys(found))
 
     def _with_hash(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         last = -1
@@ -456,12 +461,6 @@ def _append(file: IndexFile, rows: KeyRows) -> KeyRows | None:
     """Write keys as far as they fit into a file. Return the rest; None if all fit."""
     rest = rows.part(file.append(rows))
     return rest if len(rest.key_hashes) else None
-
-
-def _index_hash(key: str) -> int:
-    """Return the one of `index_key_hashes`, which is faster for one key."""
-    key_hash = abs(java_string_hash(key))
-    return 0 if key_hash > _MAX_HASH else key_hash  # the smallest i4 has no positive counterpart
 
 
 def _is_file_name(name: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import java_string_hash, tags_code
+from mqtemplate.hashes import UTF_16, java_string_hash, tags_code
 from mqtemplate.message import split_keys
 from mqtemplate.record.columns import RecordBatch, Rows, row_bytes, to_rows
 from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1, SysFlag, read_size
@@ -64,6 +64,28 @@ def pending_key_text(topic: str, key: str) -> str:
     No business key has a blank.
     """
     return f"P {topic}{key}"
+
+
+def pending_key_hashes(topics: tuple[str, ...], topic: str, key: str) -> list[int]:
+    """Return the hash of a pending key in the index for each of *topics*, in which a record with it may be stored.
+
+    The same as `index_key_hashes` of the texts, which differ in their first parts only, for a fraction of the time.
+    """
+    units: Sequence[int] = key.encode() if key.isascii() else memoryview(key.encode(UTF_16, "surrogatepass")).cast("H")
+    if len(units) > _LONG_KEY:
+        return list(map(int, index_key_hashes([f"{each}#{pending_key_text(topic, key)}" for each in topics])))
+    end = 0
+    for unit in units:
+        end = 31 * end + unit
+    power = 31 ** len(units)
+    hashes = [end + start * power & 0xFFFF_FFFF for start in _pending_key_starts(topics, topic)]
+    return [0 if each == 0x8000_0000 else min(each, 0x1_0000_0000 - each) for each in hashes]
+
+
+@lru_cache(maxsize=1_024)
+def _pending_key_starts(topics: tuple[str, ...], topic: str) -> list[int]:
+    """Return `java_string_hash` of what is before the key in the texts of `pending_key_hashes`."""
+    return [java_string_hash(f"{each}#{pending_key_text(topic, '')}") for each in topics]
 
 
 def hash_keys(topics: Sequence[str], properties: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -319,6 +341,7 @@ _log = get_logger("mqtemplate.store")
 
 _RECENT_SHARE = 8
 """So many records in memory take the time of one that is read from the log, or less."""
+_LONG_KEY = 64
 _FEWEST = 32
 """Fewer records are faster one by one."""
 _MOST_BYTES = 1 << 20

@@ -9,9 +9,6 @@ from itertools import takewhile
 from time import perf_counter_ns
 from typing import Any, overload
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFencedError, StoreFullError
 from mqtemplate.event_log import get_logger
@@ -19,15 +16,14 @@ from mqtemplate.hashes import tags_code
 from mqtemplate.metrics import Metrics
 from mqtemplate.processes import OwnerProcess, Unusable, call_after_fork, descriptor_limit
 from mqtemplate.record.appends import NewRecords, PutBatch, PutResult, QueueRows
-from mqtemplate.record.codec import RecordDraft, StoredRecord
+from mqtemplate.record.codec import DraftPair, RecordDraft, StoredRecord
 from mqtemplate.record.properties import TAGS, find_property
 from mqtemplate.services import AfterChangeService, Service, ServiceThread
 from mqtemplate.store.checkpoint import ClockSteps, LogFollower, StoreCheckpoint, file_sizes
 from mqtemplate.store.cleaning import CleaningService, KeptMessages
 from mqtemplate.store.commit_log import CommitLog, LogFile
-from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable, encode_units
+from mqtemplate.store.consume_queue import ConsumeQueue, QueueTable, encode_units_of, units_of_rows
 from mqtemplate.store.disk_space import DiskWatch
-from mqtemplate.store.files.layout import CQ_UNIT_DTYPE, CQ_UNIT_SIZE, pack_cq_unit
 from mqtemplate.store.files.store_files import StoreFiles, refuse_unsupported_formats
 from mqtemplate.store.flush import FlushService, GroupCommit, WhenFlushed
 from mqtemplate.store.index_file import RecentKeys
@@ -274,8 +270,12 @@ class MessageStore:
     @overload
     def put(self, records: RecordDraft, *, though_full: bool = False) -> PutResult: ...
     @overload
+    def put(self, records: DraftPair, *, though_full: bool = False) -> tuple[PutResult, PutResult]: ...
+    @overload
     def put(self, records: NewRecords, *, though_full: bool = False) -> PutBatch: ...
-    def put(self, records: RecordDraft | NewRecords, though_full: bool = False) -> PutResult | PutBatch:
+    def put(
+        self, records: RecordDraft | DraftPair | NewRecords, though_full: bool = False
+    ) -> PutResult | tuple[PutResult, PutResult] | PutBatch:
         """Append one record, or several adjacent ones: all of them or none. Together they must fit into one file.
 
         They are as durable as the flush mode requires once `confirm` returns.
@@ -553,11 +553,15 @@ class RecordWriter:
     @overload
     def append(self, records: RecordDraft) -> PutResult: ...
     @overload
+    def append(self, records: DraftPair) -> tuple[PutResult, PutResult]: ...
+    @overload
     def append(self, records: NewRecords) -> PutBatch: ...
-    def append(self, records: RecordDraft | NewRecords) -> PutResult | PutBatch:
+    def append(
+        self, records: RecordDraft | DraftPair | NewRecords
+    ) -> PutResult | tuple[PutResult, PutResult] | PutBatch:
         """Append all records or, if that fails, none. Errors as `CommitLog.append`."""
         if not isinstance(records, RecordDraft):
-            return self._append_many(records)
+            return self._append_pair(records) if isinstance(records, DraftPair) else self._append_many(records)
         # The same for one record: most sends store one, and it takes half the time.
         key = (records.topic, records.queue_id)
         queue = self._queues.get(key) or self._queue_table.open(*key)
@@ -568,13 +572,24 @@ class RecordWriter:
         self._recent_keys.add_one(records, put)
         return put
 
+    def _append_pair(self, records: DraftPair) -> tuple[PutResult, PutResult]:
+        key = (records.first.topic, records.first.queue_id)
+        queue = self._queues.get(key) or self._queue_table.open(*key)
+        queue.reserve(2)
+        puts = self._commit_log.append(records, queue.max_offset)
+        for draft, put in zip(records, puts, strict=True):
+            offset, size, _, timestamp = put
+            queue.append(offset, size, draft.tags_code_at(timestamp))
+            self._recent_keys.add_one(draft, put)
+        return puts
+
     def _append_many(self, records: NewRecords) -> PutBatch:
         parts = records.queues()
         queues = [self._queue_table.open(topic, queue_id) for topic, queue_id, _ in parts]
         puts = self._commit_log.append(records, _reserve(queues, parts))
-        units = _encode_units(records, puts)
+        units = encode_units_of(records, puts)
         for queue, (_, _, rows) in zip(queues, parts, strict=True):
-            queue.append_units(_units_of(units, rows))
+            queue.append_units(units_of_rows(units, rows))
         self._recent_keys.add(records, puts)
         return puts
 
@@ -589,21 +604,3 @@ def _reserve(queues: Sequence[ConsumeQueue], parts: Sequence[QueueRows]) -> list
     for queue, end in ends.items():
         queue.reserve(end - queue.max_offset)
     return starts
-
-
-def _encode_units(records: NewRecords, puts: PutBatch) -> bytes:
-    """Return the unit of each record, in the order of the log."""
-    codes, offsets = records.tags_codes(puts.store_timestamp), puts.physical_offsets
-    if isinstance(codes, list):
-        return b"".join(map(pack_cq_unit, offsets, puts.sizes, codes))
-    if isinstance(offsets, range):  # records of one size
-        return encode_units(np.arange(offsets.start, offsets.stop, offsets.step), offsets.step, codes)
-    return encode_units(np.array(offsets), np.array(puts.sizes), codes)
-
-
-def _units_of(units: bytes, rows: Sequence[int] | NDArray[np.intp]) -> bytes:
-    if isinstance(rows, range):
-        return units[CQ_UNIT_SIZE * rows.start : CQ_UNIT_SIZE * rows.stop]
-    if isinstance(rows, list):
-        return b"".join([units[CQ_UNIT_SIZE * row : CQ_UNIT_SIZE * row + CQ_UNIT_SIZE] for row in rows])
-    return np.frombuffer(units, CQ_UNIT_DTYPE)[rows].tobytes()

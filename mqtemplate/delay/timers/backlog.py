@@ -14,13 +14,14 @@ from mqtemplate.delay.settings import TimerSettings, slot_of
 from mqtemplate.delay.timers.files import TimerFiles
 from mqtemplate.delay.timers.intake import NO_TIME_MS, TimerKey, TimerTopicReader
 from mqtemplate.delay.timers.shaping import NEAR_DTYPE, NearTerm, Shaper
-from mqtemplate.delay.timers.timer_log import Magic, TimerUnit, create_units, have_priority, slots_of
+from mqtemplate.delay.timers.timer_log import TIMER_UNIT_SIZE, Magic, TimerUnit, create_units, have_priority, slots_of
 from mqtemplate.record.codec import StoredRecord
 
 if TYPE_CHECKING:
     from mqtemplate.delay.timers.fairness import FairTimers
 
 _EMPTY = np.empty(0, np.int64)
+_READ_FOR_ONE = 512 * TIMER_UNIT_SIZE  # bytes of the timer log whose reading takes as long as the search for one unit
 
 IsReplaced = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
@@ -75,6 +76,7 @@ class TimerBacklog:
         self._must_open_ms = read_ms if files.wheel.get(read_ms) is not None else None
         self.balance = 0
         self._removed: dict[int, int] = {}  # physical offset -> position of the unit
+        self._unplaced: set[int] = set()  # physical offsets of removed messages whose units are not looked up
         self._dropped = _EMPTY  # positions of released units of open slots that are not marked as done
         self._deleted: dict[int, set[TimerKey]] = {}  # open slot -> messages that RocketMQ's markers name there
         self._parked_markers: set[int] = set()  # physical offsets of parked markers in the near term
@@ -107,6 +109,16 @@ class TimerBacklog:
         Raises:
             StoreFullError: There is no room for the units. Nothing was changed.
         """
+        if self._unplaced:
+            offsets = arrivals["physical_offset"].tolist()
+            is_removed = np.fromiter(map(self._unplaced.__contains__, offsets), np.bool_, len(offsets))
+            self._put(arrivals[~is_removed], now_ms)  # the others were removed before they are on the wheel
+            self._unplaced.difference_update(offsets)
+            self.balance += int(is_removed.sum())  # `remove_waiting` has counted them
+        else:
+            self._put(arrivals, now_ms)
+
+    def _put(self, arrivals: np.ndarray, now_ms: int) -> None:
         write_ms = self._settings.slot_at(now_ms)
         slots_ms, magic = self._slots(arrivals, write_ms)
         # Our own delete markers are for RocketMQ. In a closed slot it does not look for them.
@@ -221,9 +233,10 @@ class TimerBacklog:
         """Return for each unit whether its message was replaced although the unit is not marked as done."""
         offsets = units["physical_offset"].astype(np.int64)
         done = self._is_replaced(offsets, units["record_size"], slots_of(units))
-        if self._removed:
-            # Each cancel reads one unit: a sorted array of all removed messages would cost more with each of them.
-            done |= np.fromiter(map(self._removed.__contains__, offsets.tolist()), np.bool_, len(offsets))
+        # Each cancel reads one unit: a sorted array of all removed messages would cost more with each of them.
+        for removed in (self._removed, self._unplaced):
+            if removed:
+                done |= np.fromiter(map(removed.__contains__, offsets.tolist()), np.bool_, len(offsets))
         return done
 
     @property
@@ -350,6 +363,61 @@ class TimerBacklog:
                 self.near.remove(due_ms, record.physical_offset)
         if not unit.magic & Magic.DELETE:
             self.balance -= 1
+
+    def may_wait(self, slot_ms: int) -> bool:
+        """Return True if no message of this slot can be in the near term: `remove_waiting` may remove it."""
+        return slot_ms > self.read_ms and slot_ms not in self.open
+
+    def remove_waiting(self, physical_offset: int) -> None:
+        """Never release a message that is on the wheel, or will be put there, and is not parked; see `may_wait`."""
+        self._unplaced.add(physical_offset)
+        self.balance -= 1
+
+    def drop_removed(self, taken: list[DueRecord]) -> list[DueRecord]:
+        """Return the messages of *taken* that were not removed, and forget the others.
+
+        There are others only if the clock was set back after a message was sent: then its slot is not the usual one.
+        """
+        unplaced, placed = self._unplaced, self._removed
+        if not unplaced and not placed:
+            return taken
+        kept = [each for each in taken if each.physical_offset not in unplaced and each.physical_offset not in placed]
+        if len(kept) < len(taken):
+            self.drop([each for each in taken if each not in kept])
+            self.balance += len(taken) - len(kept)  # the removal has counted them
+        return kept
+
+    def place_removed(self, read_end: int) -> int | None:
+        """Look up the units of the messages that `remove_waiting` removed, for their marks.
+
+        Args:
+            read_end: Physical offset after the records of the timer topic that were put on the wheel.
+
+        Returns:
+            The physical offset of the first removed message that is not on the wheel yet; None without one.
+
+        Raises:
+            TimerLogDamageError: A unit is damaged.
+        """
+        offsets = np.sort(np.fromiter(self._unplaced, np.int64, len(self._unplaced)))
+        read, unread = np.split(offsets, [int(np.searchsorted(offsets, read_end))])
+        if len(read):
+            self._place(read)
+            self._unplaced.difference_update(read.tolist())
+        return int(unread[0]) if len(unread) else None
+
+    def _place(self, offsets: np.ndarray) -> None:
+        """Note the positions of units, given by physical offset, ascending."""
+        log = self.files.log
+        start, end = log.position_after(int(offsets[0])), log.position_after(int(offsets[-1]) + 1)
+        if len(offsets) > 1 and end - start > _READ_FOR_ONE * len(offsets):
+            for half in np.array_split(offsets, 2):
+                self._place(half)
+            return
+        for position, units in log.pieces(start, end):
+            found = units["physical_offset"].astype(np.int64)
+            for index in np.flatnonzero(contains(offsets, found)).tolist():
+                self._removed[int(found[index])] = position + index * TIMER_UNIT_SIZE
 
     def remove_replaced(self, physical_offsets: np.ndarray) -> None:
         """At a start: remove the cancelled and rescheduled messages that the commit log shows."""

@@ -139,6 +139,7 @@ class TimerMessageStore(DelayStore):
         self._shaper = Shaper(shapes, self._causes)
         self._clock_watch = ClockWatch(store.clock)
         self._settings = settings or TimerSettings()
+        self.window_ms = self._settings.window_ms
         self._reader = TimerTopicReader(store, self._settings.precision_ms)
         self._replay = TimerReplay(store)
         self._metrics = TimerMetrics(store.store_files)
@@ -320,7 +321,7 @@ class TimerMessageStore(DelayStore):
 
     def _release(self, backlog: TimerBacklog, now_ms: int) -> None:
         """Release one batch of due messages, the earliest first."""
-        taken = backlog.take(now_ms, MAX_RELEASE_COUNT)
+        taken = backlog.drop_removed(backlog.take(now_ms, MAX_RELEASE_COUNT))
         if not taken:
             return
         taken = taken[: self._releaser.count_fitting([item.size for item in taken])]
@@ -374,10 +375,20 @@ class TimerMessageStore(DelayStore):
         is_on_wheel = self._is_started and record.queue_offset < self._cursor and self._cursor >= self._catch_up_to
         return self.find(record) if is_on_wheel else super().find_now(record)
 
-    def remove(self, record: StoredRecord) -> None:
+    def _remove(self, record: StoredRecord) -> None:
         assert self._backlog is not None, "the message is pending"
         self._backlog.remove(record)
         self._metrics.add(Counter([_real_topic(record)]), self._store.clock.now_ms(), -1)
+        self._releaser.end = max(self._releaser.end, self._store.end_offset)
+
+    def may_wait(self, slot_ms: int) -> bool:
+        is_caught_up = self._is_started and self._cursor >= self._catch_up_to
+        return is_caught_up and self._backlog is not None and self._backlog.may_wait(slot_ms)
+
+    def remove_waiting(self, physical_offset: int, topic: str) -> None:
+        assert self._backlog is not None, "the message is pending"
+        self._backlog.remove_waiting(physical_offset)
+        self._metrics.add({topic: 1}, self._store.clock.now_ms(), -1)
         self._releaser.end = max(self._releaser.end, self._store.end_offset)
 
     def mark_cancelled(self, record: StoredRecord) -> None:
@@ -410,7 +421,14 @@ class TimerMessageStore(DelayStore):
                 backlog = self._backlog or self._backlog_of_first_timer()
                 if backlog is not None and backlog.files.is_condemned:
                     return 0
+                try:
+                    unread = None if backlog is None else backlog.place_removed(self._read_end())
+                except TimerLogDamageError as exc:
+                    self._stalled_log.warning("timers.damaged", reason=str(self._condemn(exc)))
+                    return 0
                 replay_offset, release_end = self._replay_start(), self._releaser.end
+                if unread is not None:  # the next start reads it from the topic, and must find out that it was removed
+                    replay_offset = min(replay_offset, unread)
                 # The changes first: the checkpoint has a checksum that covers them.
                 changes = [] if backlog is None else backlog.files.wheel.changes()
                 state = None if backlog is None else (backlog, backlog.unmarked(), self._checkpoint(backlog))
@@ -423,6 +441,12 @@ class TimerMessageStore(DelayStore):
                 self._save(*state, changes)
             self._replay_offset = replay_offset
             return replay_offset
+
+    def _read_end(self) -> int:
+        """Return the physical offset of the first message of the timer topic that is not on the wheel."""
+        queue = self._store.consume_queue(TIMER_TOPIC, 0)
+        cursor = max(self._cursor, queue.min_offset)
+        return self._store.end_offset if cursor >= queue.max_offset else queue.unit(cursor).physical_offset
 
     def _backlog_of_first_timer(self) -> TimerBacklog | None:
         """Create the files if the first timer is stored, and the service did not run since; None without a timer.
