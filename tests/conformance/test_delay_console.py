@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.peer.java_client import JavaClient
-from bench.peer.rocketmq import NameServer, RocketMQ
+from bench.peer.rocketmq import NameServer, RocketMQ, free_port
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, SendError, UnsupportedError
 from mqtemplate.message import Message, Property
 from mqtemplate.pending import PendingMessage, PendingQuery, ScheduleChangeStatus
 from mqtemplate.remoting import Credentials
@@ -36,7 +36,7 @@ _AUTH = "org.apache.rocketmq.auth"
 def console(address: str, folder: Path, **settings: object) -> Iterator[RemoteBroker]:
     """Open a client whose pending messages come from an index in *folder*."""
     given = {"pending_index": folder / "pending.sqlite", "offset_path": folder / "offsets", **settings}
-    broker = RemoteBroker(RemoteSettings(name_servers=(address,), **given))  # type: ignore[arg-type]
+    broker = RemoteBroker(RemoteSettings(name_servers=tuple(address.split(";")), **given))  # type: ignore[arg-type]
     eventually(lambda: _is_started(broker), "a broker is registered")
     with broker as client:
         yield client
@@ -149,6 +149,87 @@ def _await_replica(client: RemoteBroker) -> None:
         return bool(result.messages)
 
     eventually(has_all, "the replica has the records")
+
+
+def test_a_name_server_that_is_down_at_the_start_or_fails_later_changes_nothing(tmp_path: Path) -> None:
+    dead = f"127.0.0.1:{free_port()}"
+    with NameServer() as first, NameServer() as second:
+        addresses = (dead, first.address, second.address)
+        options = {"namesrvAddr": f"{first.address};{second.address}", "timerMaxDelaySec": 864_000}
+        with RocketMQ(tmp_path / "store", first, options):
+            send(second)
+            with console(";".join(addresses), tmp_path) as client:
+                before = pending(client, 4)
+                first.kill()
+                [by_key] = client.delayed.pending(PendingQuery(key="timer-1")).messages
+                moved = client.delayed.reschedule(by_key.handle, client.clock.now_ms() + 50 * HOUR_MS)
+                cancelled = client.delayed.cancel(key="timer-0")
+                after = pending(client, 3)
+                [state] = client.delay_console.brokers()  # type: ignore[union-attr]
+            (tmp_path / "fresh").mkdir()
+            with console(";".join(addresses), tmp_path / "fresh") as client:
+                found_again = pending(client, 3)
+
+    assert [each.keys for each in before] == ["level-0", "level-1", "timer-0", "timer-1"]
+    assert (moved.status, cancelled.status) == (ScheduleChangeStatus.RESCHEDULED, ScheduleChangeStatus.CANCELLED)
+    assert [each.keys for each in after] == [each.keys for each in found_again] == ["level-0", "level-1", "timer-1"]
+    assert state.problem is None
+
+
+class RocketMQWithAccounts(RocketMQ):
+    """A broker of RocketMQ 4 with access control.
+
+    Args:
+        accounts: The content of its ``plain_acl.yml``.
+    """
+
+    def __init__(self, folder: Path, names: NameServer, accounts: Mapping[str, object]) -> None:
+        super().__init__(folder, names, {"aclEnable": "true"})
+        self._accounts = accounts
+
+    def _configuration(self, home: Path) -> dict[str, object]:
+        (home / "conf/plain_acl.yml").write_text(json.dumps(self._accounts))
+        return super()._configuration(home)
+
+
+def test_an_account_of_rocketmq_4_that_may_only_read_sees_the_messages_and_changes_nothing(tmp_path: Path) -> None:
+    viewer = Credentials(access_key="console-viewer", secret_key="secret-of-the-viewer")
+    read_only = {
+        "admin": False,
+        "defaultTopicPerm": "DENY",
+        "defaultGroupPerm": "DENY",
+        "topicPerms": ["SCHEDULE_TOPIC_XXXX=SUB", "rmq_sys_wheel_timer=SUB", "orders=SUB"],
+        "groupPerms": ["TOOLS_CONSUMER=SUB"],
+    }
+    accounts = {
+        "globalWhiteRemoteAddresses": [],
+        "accounts": [
+            {"accessKey": ACCOUNT.access_key, "secretKey": ACCOUNT.secret_key, "admin": True},
+            {"accessKey": viewer.access_key, "secretKey": viewer.secret_key, **read_only},
+        ],
+    }
+    with NameServer("4.9.7") as names, RocketMQWithAccounts(tmp_path / "store", names, accounts):
+        (tmp_path / "root").mkdir()
+        with console(names.address, tmp_path / "root", credentials=ACCOUNT) as client:
+            client.create_topic("orders", 1)
+            for level in ("17", "18"):
+                client.sends.send(Message("orders", b"x", {Property.DELAY: level, Property.KEYS: f"level-{level}"}))
+        with console(names.address, tmp_path, credentials=viewer) as client:
+            found = pending(client, 2)
+            shown = client.delayed.pending(PendingQuery(key="level-17")).messages
+            state = client.delay_console.index_state()  # type: ignore[union-attr]
+            [broker] = client.delay_console.brokers()  # type: ignore[union-attr]
+            with pytest.raises(UnsupportedError, match="has no timers and cancels no message"):
+                client.delayed.cancel(key="level-17")
+            with pytest.raises(SendError, match="No default permission for topic:orders"):
+                client.sends.send(Message("orders", b"x", {Property.DELAY: "18"}))
+            still = pending(client, 2)
+
+    assert [each.keys for each in found] == [each.keys for each in still] == ["level-17", "level-18"]
+    assert [each.keys for each in shown] == ["level-17"]
+    assert state is not None
+    assert (state.is_complete, state.notes) == (True, ())
+    assert (broker.problem, broker.has_timers) == (None, False)
 
 
 def test_an_account_that_may_only_read_sees_the_messages_and_changes_nothing(tmp_path: Path) -> None:

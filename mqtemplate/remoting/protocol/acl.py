@@ -34,17 +34,26 @@ def sign(content: bytes, secret_key: str) -> str:
 
 
 def sign_command(command: RemotingCommand, access_key: str, secret_key: str, security_token: str | None = None) -> None:
-    """Add the access key and the signature to a request. This must be the last change before it is encoded."""
+    """Add the access key and the signature to a request. This must be the last change before it is encoded.
+
+    Brokers of RocketMQ 4.9 verify queries of messages without one field, whatever the version of the client. Newer ones
+    do so up to its version 4.9.3 (``acl: PlainAccessValidator``). So such a query has that version, and all verify it.
+    """
     ext_fields = command.ext_fields
     ext_fields[ACCESS_KEY] = access_key
     if security_token is not None:
         ext_fields[SECURITY_TOKEN] = security_token
-    ext_fields[SIGNATURE] = sign(signed_content(ext_fields, command.body), secret_key)
+    if _UNIQUE_KEY_QUERY in ext_fields:
+        command.version = min(command.version, int(Version.V4_9_3))
+    ext_fields[SIGNATURE] = sign(signed_content(ext_fields, command.body, *_unsigned(command)), secret_key)
+
+
+def _unsigned(command: RemotingCommand) -> tuple[str, ...]:
+    """Return the field that clients up to 4.9.3 do not sign. RocketMQ: DefaultAuthenticationContextBuilder."""
+    return (_UNIQUE_KEY_QUERY,) if command.version <= Version.V4_9_3 else ()
 
 
 def is_signed_with(command: RemotingCommand, secret_key: str) -> bool:
     """Return True if a request was signed with that key. The time does not depend on where signatures differ."""
-    # RocketMQ: DefaultAuthenticationContextBuilder leaves this field out for clients up to 4.9.3, which do not sign it.
-    unsigned = (_UNIQUE_KEY_QUERY,) if command.version <= Version.V4_9_3 else ()
-    expected = sign(signed_content(command.ext_fields, command.body, *unsigned), secret_key)
+    expected = sign(signed_content(command.ext_fields, command.body, *_unsigned(command)), secret_key)
     return hmac.compare_digest(expected.encode(), command.ext_fields.get(SIGNATURE, "").encode())

@@ -73,3 +73,16 @@ def test_clients_up_to_4_9_3_do_not_sign_one_field() -> None:
 
     command.version = Version.V4_9_4
     assert not is_signed_with(command, SECRET)
+
+
+def test_a_query_of_messages_is_signed_as_old_and_new_brokers_verify_it() -> None:
+    """RocketMQ 4.9 leaves the field out for all clients, newer brokers for those up to 4.9.3."""
+    command = route_request()
+    command.ext_fields["_UNIQUE_KEY_QUERY"] = "true"
+
+    sign_command(command, "AK", SECRET)
+
+    assert command.version == Version.V4_9_3
+    assert is_signed_with(command, SECRET)
+    content = signed_content(command.ext_fields, command.body, "_UNIQUE_KEY_QUERY")
+    assert command.ext_fields["Signature"] == sign(content, SECRET)
