@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.thirds import QUICK_EXAMPLES
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 # A property that holds slowly on a busy machine holds all the same. So does one whose examples are drawn slowly.
 settings.register_profile("mqtemplate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("mqtemplate"), max_examples=QUICK_EXAMPLES)
 settings.load_profile("mqtemplate")
 
 
@@ -31,6 +33,8 @@ _SHARED = ("tests/spark/", "tests/conformance/")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Settings of the developer's shell must not reach the applications that tests start."""
+    if "not thorough" in config.option.markexpr:
+        settings.load_profile("quick")
     gc.disable()  # until the tests are collected: that creates millions of objects, and they all stay
     for name in [name for name in os.environ if name.startswith(("MQTEMPLATE_", "ROCKETMQ_"))]:
         del os.environ[name]

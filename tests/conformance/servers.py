@@ -115,7 +115,7 @@ def filled_rocketmq(folder: Path) -> Iterator[str]:
     """
     if reason := unavailable_reason():
         pytest.skip(reason)
-    options = {"timerFlushIntervalMs": 10_000, "recallMessageEnable": "true", "haListenPort": free_port()}
+    options = {"recallMessageEnable": "true", "haListenPort": free_port()}
     with NameServer() as names, RocketMQ(folder / "store", names, options):
         settings = RemoteSettings(name_servers=(names.address,), offset_path=folder / "offsets")
         eventually(lambda: is_registered(settings), "the broker has registered", timeout_s=90)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.peer.rocketmq import NameServer, RocketMQ, free_port
+from bench.peer.rocketmq import TIMER_FLUSH_MS, NameServer, RocketMQ, free_port
 from mqtemplate.broker.hand_over import HandOverPhase, ReserveFilter
 from mqtemplate.brokers import EmbeddedBroker, RemoteBroker, RemoteSettings
 from mqtemplate.handover.limits import MoverSettings
@@ -17,6 +17,7 @@ from mqtemplate.message import Message, MessageExt
 from mqtemplate.pending import PendingMessage, PendingQuery
 from mqtemplate.topics import TIMER_TOPIC
 from tests.conformance.servers import is_registered
+from tests.contract.test_remote_rocketmq import REQUEST_TIMEOUT_MS
 from tests.waiting import eventually
 
 HOUR_MS = 3_600_000
@@ -27,8 +28,10 @@ SETTINGS = MoverSettings(settle_ms=2_000)
 @pytest.fixture
 def target(rocketmq: None, name_server: NameServer, tmp_path: Path) -> Iterator[tuple[RocketMQ, RemoteBroker]]:
     """A broker of RocketMQ that recalls timers, and a client of it."""
-    options = {"recallMessageEnable": "true", "haListenPort": free_port()}
-    settings = RemoteSettings(name_servers=(name_server.address,), offset_path=tmp_path / "offsets")
+    options = {"timerFlushIntervalMs": TIMER_FLUSH_MS, "haListenPort": free_port()}
+    settings = RemoteSettings(
+        name_servers=(name_server.address,), offset_path=tmp_path / "offsets", request_timeout_ms=REQUEST_TIMEOUT_MS
+    )
     with RocketMQ(tmp_path / "rocketmq", name_server, options) as server:
         eventually(lambda: is_registered(settings), "the broker has registered", timeout_s=90)
         with RemoteBroker(settings) as client:
@@ -82,7 +85,7 @@ def test_timers_and_levels_move_to_rocketmq_once_through_kills_and_come_back_by_
         mover = Mover(old, client, SETTINGS)
         mover.start()
         try:
-            with RocketMQ(tmp_path / "rocketmq", name_server, {"recallMessageEnable": "true"}):
+            with RocketMQ(tmp_path / "rocketmq", name_server, {"timerFlushIntervalMs": TIMER_FLUSH_MS}):
                 eventually(lambda: source.counts().moved == len(due) - 1, "all but one have moved", timeout_s=90)
                 [far] = old.delayed.pending(PendingQuery()).messages
                 assert due[far.msg_id] == far.deliver_ms  # RocketMQ keeps timers of three days
@@ -127,7 +130,9 @@ def test_timers_move_to_the_levels_of_rocketmq_4_which_deliver_them_early_by_max
     rocketmq: None, tmp_path: Path
 ) -> None:
     with NameServer("4.9.7") as names, RocketMQ(tmp_path / "rocketmq", names, {"haListenPort": free_port()}):
-        remote = RemoteSettings(name_servers=(names.address,), offset_path=tmp_path / "offsets")
+        remote = RemoteSettings(
+            name_servers=(names.address,), offset_path=tmp_path / "offsets", request_timeout_ms=REQUEST_TIMEOUT_MS
+        )
         eventually(lambda: is_registered(remote), "the broker has registered", timeout_s=90)
         with RemoteBroker(remote) as client, EmbeddedBroker(tmp_path / "old") as old:
             client.create_topic("orders")

@@ -195,14 +195,13 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
 
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
-    options = {"enableMixedMessageType": "true", "timerFlushIntervalMs": 10_000}
-    with local_proxy(tmp_path_factory.mktemp("proxy"), options) as server:
+    with local_proxy(tmp_path_factory.mktemp("proxy")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def proxy_of_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GrpcServer]:
-    with cluster_proxy(tmp_path_factory.mktemp("cluster"), {"timerFlushIntervalMs": 10_000}) as server:
+    with cluster_proxy(tmp_path_factory.mktemp("cluster")) as server:
         yield server
 
 

@@ -29,8 +29,6 @@ pytestmark = pytest.mark.conformance
 LONGEST_DELAY_MS = 3 * 86_400_000
 OPTIONS = {
     "timerMaxDelaySec": LONGEST_DELAY_MS // 1_000,
-    # A flush copies the whole wheel of 38 MB byte by byte, each second by default. No test here kills the broker.
-    "timerFlushIntervalMs": 10_000,
     "transactionTimeOut": 1_000,
     "transactionCheckInterval": 1_000,
 }

@@ -18,6 +18,7 @@ from mqtemplate import JsonMessageConverter, MQApplication, VirtualClock, messag
 from mqtemplate.converters import AvroConverter, BodyLimits, MsgspecConverter, ProtobufConverter
 from mqtemplate.errors import ConversionError
 from mqtemplate.testing import Harness, messages_in
+from tests.thirds import examples
 
 pytestmark = pytest.mark.feature("converters")
 
@@ -139,7 +140,7 @@ def trees(draw: st.DrawFn, depth: int = 4) -> Tree:
     return Tree(draw(st.text(max_size=5)), children)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(tree=trees())
 def test_what_is_within_the_limits_is_read(tree: Tree) -> None:
     converter = AvroConverter({Tree: TREE})
@@ -147,7 +148,7 @@ def test_what_is_within_the_limits_is_read(tree: Tree) -> None:
     assert converter.from_body(converter.to_body(tree)[0], Tree, {}) == tree
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(value=st.binary(max_size=300), kind=st.sampled_from([Node, Tree, Nulls]))
 def test_any_bytes_are_a_value_or_an_error_of_the_conversion(value: bytes, kind: type) -> None:
     converter = AvroConverter({Node: NODE, Tree: TREE, Nulls: NULLS})

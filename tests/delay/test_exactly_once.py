@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mqtemplate.clock import VirtualClock
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.killed_engine import Action, KilledEngine
+from tests.thirds import examples
 
 LEVEL_MS = {1: 1_000, 2: 5_000, 3: 10_000, 4: 30_000}
 LONGEST_MS = 3 * 3_600_000
@@ -24,7 +25,7 @@ spans = st.one_of(st.integers(0, 50), st.integers(0, 6_000), st.integers(0, LONG
 
 
 @given(st.lists(st.tuples(delays, st.one_of(st.just(0), spans)), max_size=40))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_mix_arrives_once_and_at_its_millisecond(plan: list[tuple[dict[str, int], int]]) -> None:
     """On a virtual clock no message is late. So the messages arrive in order of due time."""
     engine = DelayEngine()
@@ -94,7 +95,7 @@ class Scenario(KilledEngine):
 
 
 @given(st.lists(actions, max_size=25))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_kills_at_any_moment_neither_lose_nor_repeat_messages_nor_release_them_early(plan: list[Action]) -> None:
     """An acknowledged message arrives exactly once. One that a kill interrupted arrives once or not at all."""
     with TemporaryDirectory() as folder:

@@ -19,6 +19,7 @@ from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine
 from tests.delay.killed_engine import Action, KilledEngine
+from tests.thirds import examples
 
 LONGEST_MS = 60_000
 
@@ -133,7 +134,7 @@ class Scenario(KilledEngine):
 
 @pytest.mark.feature("X11", "D11")
 @given(st.lists(actions, max_size=30))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_no_message_is_early_late_lost_or_repeated(plan: list[Action]) -> None:
     """On a virtual clock each message arrives exactly at its millisecond. A cancelled one never arrives."""
     with TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ from mqtemplate.delay.pending_rows import NEVER_MS
 from mqtemplate.store.consume_queue import ConsumeQueue
 from mqtemplate.store.files.layout import DONE_SIZE_MARK
 from mqtemplate.store.files.store_files import MemoryStoreFiles
+from tests.thirds import examples
 
 UNIT_BYTES = 20
 PER_FILE = 8
@@ -283,7 +284,7 @@ actions = st.one_of(
 
 @pytest.mark.feature("D11")
 @given(st.lists(actions, max_size=30))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_the_queue_agrees_with_a_plain_model(plan: list[tuple[str, object]]) -> None:
     """For any due times, and any removed units."""
     queue, model = queue_of([]), Model()

@@ -23,6 +23,7 @@ from mqtemplate.record.properties import encode_properties
 from mqtemplate.record.record_arrays import AlikeCopies
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.delay_engine import DelayEngine, full_disk
+from tests.thirds import examples
 
 SECOND = 1_000
 NEVER = 1 << 40
@@ -116,7 +117,7 @@ def release_both_ways(
     return together
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(STRETCHES, min_size=1, max_size=5),
     st.lists(st.tuples(st.integers(0, 200), st.floats(0, 1, exclude_max=True)), max_size=3),

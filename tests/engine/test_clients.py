@@ -12,6 +12,7 @@ from mqtemplate.message import HostAddress
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.server.state.remote_clients import ConnectionChannel
 from tests.server.serving import RecordingConnection, subscription
+from tests.thirds import examples
 
 GROUPS = st.sampled_from(["g1", "g2"])
 CONNECTIONS = st.integers(0, 3)
@@ -115,7 +116,7 @@ class Clients(RuleBasedStateMachine):
         assert producers == {(group, f"client-{number}") for group, number in self.producers}
 
 
-Clients.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Clients.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestClients = Clients.TestCase
 
 

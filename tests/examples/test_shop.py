@@ -232,7 +232,8 @@ def test_the_demonstration_tells_its_story(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_spark_adds_up_the_sales(tmp_path: Path) -> None:
-    run = run_python(tmp_path, "-m", "examples.shop", "--with-spark")
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # less to compile for a JVM that runs for seconds
+    run = run_python(tmp_path, "-m", "examples.shop", "--with-spark", JDK_JAVA_OPTIONS=quick)
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert "sales of tea: 2 for 6.40 EUR" in run.stdout

@@ -97,18 +97,23 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def environment(folder: Path, python: Python, wheel: Path, *, lock: str | None = "base") -> Path:
+def environment(folder: Path, python: Python, wheel: Path, *, lock: str | None = "base", is_kept: bool = False) -> Path:
     """Create an environment with the wheel and the packages of a lock; return its Python.
 
     Args:
         lock: None for the wheel alone.
+        is_kept: Use the environment of the run before, with this wheel, if its Python and its lock are the same.
     """
-    run(python.path, "-m", "venv", "--clear", folder)
     inside = folder / "bin" / "python"
+    packages = "" if lock is None else (LOCKS / f"{lock}.txt").read_text("utf-8")
+    wanted, origin = f"{python.path}\n{packages}", folder / "origin.txt"
     install = (inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    if lock is not None:
-        run(*install, "--require-hashes", "--requirement", LOCKS / f"{lock}.txt")
-    run(*install, "--no-deps", "--no-index", wheel)
+    if not (is_kept and origin.exists() and origin.read_text("utf-8") == wanted and inside.exists()):
+        run(python.path, "-m", "venv", "--clear", folder)
+        if lock is not None:
+            run(*install, "--require-hashes", "--requirement", LOCKS / f"{lock}.txt")
+        origin.write_text(wanted, "utf-8")
+    run(*install, "--force-reinstall", "--no-deps", "--no-index", wheel)
     return inside
 
 

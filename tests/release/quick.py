@@ -52,7 +52,7 @@ def run_quick_tests(inside: Path, folder: Path) -> str:
 def check(python: Python, wheel: Path) -> None:
     """Run the quick tests on one Python."""
     started = monotonic()
-    inside = environment(BUILD / f"python{python.name}", python, wheel)
+    inside = environment(BUILD / f"python{python.name}", python, wheel, is_kept=True)
     summary = run_quick_tests(inside, BUILD / f"quick{python.name}")
     step(f"Python {python.name}, without extras: {summary}", started)
 

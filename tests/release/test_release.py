@@ -12,7 +12,16 @@ import pytest
 
 import mqtemplate
 from tests.release import check_release, quick
-from tests.release.environments import PROJECT, ROOT, CheckFailedError, Python, installed_pythons, oldest_and_newest
+from tests.release.environments import (
+    PROJECT,
+    ROOT,
+    CheckFailedError,
+    Python,
+    environment,
+    installed_pythons,
+    oldest_and_newest,
+    run,
+)
 from tests.release.sbom import bill_of_materials
 
 # --- types --------------------------------------------------------------------------------------------
@@ -29,6 +38,30 @@ def test_make_test_checks_types_from_a_wheel_and_runs_the_quick_tests() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
 
     assert "$(MAKE) --no-print-directory lint types quick &" in makefile
+
+
+def wheel_of(folder: Path, text: str) -> Path:
+    """Write the wheel of a package with one module, `probe`."""
+    wheel = folder / "probe-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("probe.py", text)
+        archive.writestr("probe-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: probe\nVersion: 1.0\n")
+        archive.writestr("probe-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("probe-1.0.dist-info/RECORD", "")
+    return wheel
+
+
+@pytest.mark.thorough
+def test_a_kept_environment_gets_the_new_wheel_and_keeps_its_packages(tmp_path: Path) -> None:
+    [python, *_] = installed_pythons()
+    folder = tmp_path / "environment"
+    environment(folder, python, wheel_of(tmp_path, "print('first')"), lock=None, is_kept=True)
+    (folder / "installed before").touch()
+
+    inside = environment(folder, python, wheel_of(tmp_path, "print('second')"), lock=None, is_kept=True)
+
+    assert run(inside, "-c", "import probe") == "second\n"
+    assert (folder / "installed before").exists()
 
 
 # --- a wrong Python -----------------------------------------------------------------------------------

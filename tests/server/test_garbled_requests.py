@@ -13,6 +13,7 @@ from mqtemplate.remoting.protocol.sequenced import encode_queue_batches
 from mqtemplate.server.requests.response import problem_response
 from tests.remoting.protocol.code_tables import wire_names
 from tests.server.serving import RecordingConnection, Serving
+from tests.thirds import examples
 
 RUN_TOPICS = {"orders": "orders", "%RETRY%billing": "%RETRY%billing"}
 NUMBERS = st.one_of(
@@ -54,7 +55,7 @@ def requests(draw: st.DrawFn) -> RemotingCommand:
     return request
 
 
-@settings(max_examples=1_500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(1_500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(request=requests())
 def test_every_request_gets_a_response_or_is_held_or_is_one_way(serving: Serving, request: RemotingCommand) -> None:
     connection = RecordingConnection()

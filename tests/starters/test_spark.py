@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
 
 
+def spark_in(folder: Path) -> dict[str, object]:
+    """Return the settings of a session that starts quickly; see `mqtemplate.spark.session` for a short-lived one."""
+    conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.ui.enabled": "false"}
+    return {"master": "local[1]", "checkpoint-path": str(folder / "checkpoints"), "conf": conf}
+
+
 @spark_listener("orders", "totals")
 def on_orders(orders: DataFrame, batch: SparkBatch) -> None: ...
 
@@ -113,7 +119,7 @@ def test_a_spark_listener_receives_batches(tmp_path: Path) -> None:
 
     keys = {
         "rocketmq.name-server": f"embedded:{tmp_path / 'store'}",
-        "mqtemplate.spark": {"master": "local[1]", "checkpoint-path": str(tmp_path / "checkpoints")},
+        "mqtemplate.spark": spark_in(tmp_path),
     }
     starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
 
@@ -137,7 +143,7 @@ def test_an_application_with_a_query_that_ended_with_an_error_is_not_ready(tmp_p
 
     keys = {
         "rocketmq.name-server": f"embedded:{tmp_path / 'store'}",
-        "mqtemplate.spark": {"master": "local[1]", "checkpoint-path": str(tmp_path / "checkpoints")},
+        "mqtemplate.spark": spark_in(tmp_path),
     }
     starters = [EmbeddedAutoConfiguration, SparkAutoConfiguration]
 
@@ -170,7 +176,7 @@ def test_a_spark_listener_of_an_application_over_a_cluster_receives_batches(tmp_
         cluster.engine.create_topic("orders")
         keys = {
             "rocketmq": {"name-server": str(cluster.address), "producer": {"group": "shop"}},
-            "mqtemplate.spark": {"master": "local[1]", "checkpoint-path": str(tmp_path / "checkpoints")},
+            "mqtemplate.spark": spark_in(tmp_path),
         }
         starters = [RocketMQAutoConfiguration, SparkAutoConfiguration]
         with MQApplication(collect, settings=keys, environment={}, starters=starters) as app:

@@ -31,7 +31,7 @@ from mqtemplate.store.message_store import MessageStore
 from mqtemplate.store.settings import FlushDiskType
 from tests.store.faulty_disk import FAILS_FULL, FaultyDisk, Judge, LedgerDisk, during, never, once
 from tests.store.small_store import bodies, draft, kill, opened
-from tests.thirds import THIRDS
+from tests.thirds import NINTHS
 
 RETRY_MS = 1_000
 _PAGE = 4_096
@@ -233,13 +233,13 @@ def one_call_of_each_path(disk: FaultyDisk, mode: FlushDiskType) -> list[int]:
     ],
     ids=["sync-EIO", "async-EIO", "sync-ENOSPC"],
 )
-@pytest.mark.parametrize("third", THIRDS)
+@pytest.mark.parametrize("ninth", NINTHS)
 def test_a_call_that_fails_once_loses_no_acknowledged_message(
-    quick_folder: Path, mode: FlushDiskType, code: int, third: int
+    quick_folder: Path, mode: FlushDiskType, code: int, ninth: int
 ) -> None:
     """Let a call of each path fail in turn. The caller gets the reason, and everything works afterwards."""
     disk = life_without_faults(quick_folder / "working", mode)
-    numbers = one_call_of_each_path(disk, mode)[third :: len(THIRDS)]
+    numbers = one_call_of_each_path(disk, mode)[ninth :: len(NINTHS)]
     cases = [at for at in numbers if code == errno.EIO or disk.calls[at] in FAILS_FULL]
 
     for at in cases:
@@ -256,13 +256,13 @@ def test_a_call_that_fails_once_loses_no_acknowledged_message(
 
 @pytest.mark.parametrize("mode", FlushDiskType)
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=lambda code: errno.errorcode[code])
-@pytest.mark.parametrize("third", THIRDS)
+@pytest.mark.parametrize("ninth", NINTHS)
 def test_a_disk_that_fails_for_a_while_loses_no_acknowledged_message(
-    quick_folder: Path, mode: FlushDiskType, code: int, third: int
+    quick_folder: Path, mode: FlushDiskType, code: int, ninth: int
 ) -> None:
     total = len(life_without_faults(quick_folder / "working", mode).calls)
 
-    for first in range(7 * third, total, 7 * len(THIRDS)):
+    for first in range(7 * ninth, total, 7 * len(NINTHS)):
         user = User(quick_folder / str(first), mode, during(first, first + 25, code))
         user.live()
 

@@ -34,6 +34,7 @@ from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
 from mqtemplate.store.message_store import MessageStore
 from tests.store.small_store import OpenStore, kill, no_keys, opened, overwrite, small
+from tests.thirds import examples
 
 FROM_LOG = pytest.mark.parametrize("keys_from", ["log"], indirect=True)
 SLOTS, UNITS = 5, 9
@@ -245,7 +246,7 @@ STRETCHES = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(stretches=STRETCHES, portion=st.integers(1, 40))
 def test_records_read_together_have_the_keys_that_they_have_one_by_one(
     stretches: list[tuple[int, int, str, int, str]], portion: int
@@ -288,7 +289,7 @@ def test_damage_in_the_log_hides_no_other_record(at: int, number: int) -> None:
 # --- stops, kills and damage -------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.sampled_from(["put", "put", "index", "flush", "step", "kill", "close", "clean"]), max_size=25))
 def test_every_stored_message_is_found_after_any_sequence_of_events(events: list[str]) -> None:
     """Compare with a list, after kills, closes and deletions in any order."""

@@ -23,6 +23,7 @@ from mqtemplate.store.settings import FlushDiskType
 from tests.delay.delay_engine import DelayEngine
 from tests.store.power_loss_disk import PowerLossDisk, write_image
 from tests.store.power_loss_run import LEVEL_MS, LEVELS, LONGEST_MS, TIMERS
+from tests.thirds import examples
 
 QUEUES = (0, 1)
 
@@ -222,5 +223,5 @@ class StoreModel(RuleBasedStateMachine):
                 assert self.delayed == {}
 
 
-StoreModel.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+StoreModel.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=25, deadline=None)
 TestStoreModel = StoreModel.TestCase

@@ -18,6 +18,7 @@ from mqtemplate.errors import DelayError, MessageError
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.testing import messages_in
 from tests.hostile import HOSTILE, LAST, ZONES, Silent, takes_or_refuses
+from tests.thirds import examples
 
 _OPTIONS = ("delay", "deliver_at", "hash_key", "keys", "headers", "queue", "delay_level", "timeout")
 _VERBS = ("sync_send", "async_send", "send_one_way", "send_in_transaction", "async_send_and_receive")
@@ -129,7 +130,7 @@ def test_each_argument_of_the_other_verbs_is_taken_or_refused(template: RocketMQ
         takes_or_refuses(lambda v=value: _OTHER_CALLS[name](template, v))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     options=st.fixed_dictionaries(
         {},

@@ -28,6 +28,7 @@ from mqtemplate.errors import ConversionError, ListenerError
 from mqtemplate.template import RocketMQTemplate
 from mqtemplate.testing import Harness
 from tests.kit import application
+from tests.thirds import examples
 
 pytestmark = pytest.mark.feature("converters")
 
@@ -190,7 +191,7 @@ ACCEPTED: list[tuple[Any, st.SearchStrategy[Any]]] = [
 def test_what_was_sent_arrives_equal(annotation: Any, payloads: st.SearchStrategy[Any]) -> None:
     CONVERTER.check_type(annotation)
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=examples(60), deadline=None)
     @given(payload=payloads)
     def arrives_equal(payload: object) -> None:
         body, content_type = CONVERTER.to_body(payload)

@@ -46,11 +46,16 @@ def broker(name_server: NameServer, tmp_path: Path) -> Iterator[RemoteBroker]:
         yield broker
 
 
-@pytest.fixture
-def java(name_server: NameServer) -> Iterator[JavaClient]:
+@pytest.fixture(scope="module")
+def java_process(name_server: NameServer) -> Iterator[JavaClient]:
     with JavaClient(name_server) as client:
-        client.connect()
         yield client
+
+
+@pytest.fixture
+def java(java_process: JavaClient) -> JavaClient:
+    java_process.connect()  # its members of the test before end
+    return java_process
 
 
 @pytest.fixture
@@ -99,13 +104,17 @@ def test_python_and_java_share_the_queues_and_the_messages(broker: RemoteBroker,
     assert handled_by_us.isdisjoint(handled_by_java)
 
 
-def test_python_takes_over_when_the_java_process_is_killed(broker: RemoteBroker, java: JavaClient, topic: str) -> None:
+def test_python_takes_over_when_the_java_process_is_killed(
+    name_server: NameServer, broker: RemoteBroker, topic: str
+) -> None:
     ours = join(broker, topic, f"g-{topic}")
-    theirs = java.join(f"g-{topic}", topic)
-    java.assigned(theirs, topic, 2, TIMEOUT_MS)
-    eventually(lambda: len(queues_of(ours, topic)) == 2, "each has two queues")
+    with JavaClient(name_server) as java:
+        java.connect()
+        theirs = java.join(f"g-{topic}", topic)
+        java.assigned(theirs, topic, 2, TIMEOUT_MS)
+        eventually(lambda: len(queues_of(ours, topic)) == 2, "each has two queues")
 
-    java.kill()
+        java.kill()
 
     eventually(lambda: len(queues_of(ours, topic)) == QUEUES, "the Python member has all queues")
     sent = send_to_each(broker, topic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,15 +56,13 @@ class GrpcServer:
 
 
 @contextmanager
-def local_proxy(folder: Path, options: Mapping[str, object] | None = None) -> Iterator[GrpcServer]:
+def local_proxy(folder: Path) -> Iterator[GrpcServer]:
     """Run RocketMQ's broker with its proxy in one process, its LOCAL mode. It accepts TLS, too."""
     _require_proxy()
     certificates = _certificates(folder)
     with (
         NameServer() as names,
-        LocalProxy(
-            folder / "store", names, {**_OPTIONS, **(options or {})}, certificate=_issued(certificates)
-        ) as proxy,
+        LocalProxy(folder / "store", names, _OPTIONS, certificate=_issued(certificates)) as proxy,
     ):
         server = GrpcServer(proxy.endpoint, names.address, authority=certificates.authority)
         wait_until_registered(server, folder)
@@ -72,11 +70,11 @@ def local_proxy(folder: Path, options: Mapping[str, object] | None = None) -> It
 
 
 @contextmanager
-def cluster_proxy(folder: Path, options: Mapping[str, object] | None = None) -> Iterator[GrpcServer]:
+def cluster_proxy(folder: Path) -> Iterator[GrpcServer]:
     """Run RocketMQ's broker, and its proxy in a process of its own, its CLUSTER mode. It accepts TLS, too."""
     _require_proxy()
     certificates = _certificates(folder)
-    with NameServer() as names, RocketMQ(folder / "store", names, {**_OPTIONS, **(options or {})}):
+    with NameServer() as names, RocketMQ(folder / "store", names, _OPTIONS):
         wait_until_registered(GrpcServer("", names.address), folder)
         # It reports the producers of a topic to the broker, which checks transactions with them, every 20 s by default.
         with Proxy(names, {"transactionHeartbeatPeriodSecond": 1}, certificate=_issued(certificates)) as proxy:

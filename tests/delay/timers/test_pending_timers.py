@@ -16,6 +16,7 @@ from mqtemplate.delay.timers import pending_timers
 from mqtemplate.delay.timers.pending_timers import ParkedTimers
 from mqtemplate.pending import ScheduleChangeStatus
 from tests.delay.delay_engine import DelayEngine
+from tests.thirds import examples
 
 SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
 FOREVER = 1 << 60
@@ -112,7 +113,7 @@ def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.feature("14.2")
 @pytest.mark.usefixtures("short_pieces")
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     program=st.lists(steps, min_size=1, max_size=14),
     asked=st.lists(spans, min_size=1, max_size=4),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mqtemplate.engine.pop.pop_queue import AckResult, Delivery, Event, PopQueue, Waiting
+from tests.thirds import examples
 
 
 def deliver(queue: PopQueue, *offsets: int, pop_ms: int = 1, visible_ms: int = 100) -> None:
@@ -390,4 +391,4 @@ class AnyProgress(RuleBasedStateMachine):
 
 
 TestAnyProgress = AnyProgress.TestCase
-TestAnyProgress.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyProgress.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)

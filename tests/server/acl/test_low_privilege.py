@@ -39,6 +39,7 @@ from mqtemplate.topics import is_broker_topic
 from tests.remoting.protocol.code_tables import REQUEST_HEADERS
 from tests.server.acl.crashes import SMALL, after_a_crash
 from tests.server.serving import SECRET, RecordingConnection, Serving
+from tests.thirds import examples
 
 HIDDEN = b"this body is for others"
 OWN_TOPICS = ("mine", "%RETRY%my-group", "%DLQ%my-group")
@@ -262,7 +263,7 @@ def _values(field: dataclasses.Field[object], others: Others) -> st.SearchStrate
 
 
 @settings(
-    max_examples=40,
+    max_examples=examples(40),
     deadline=None,
     phases=PHASES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -200,12 +200,12 @@ def refusal(serving: Serving, code: int, names: Names) -> str | None:
     return response.remark if response.code == ResponseCode.NO_PERMISSION else None
 
 
-def is_served(code: int) -> bool:
+def served_codes() -> list[RequestCode]:
     with Serving() as serving:
-        return code in serving.server.all_processors
+        return [code for code in CODES if code in serving.server.all_processors]
 
 
-SERVED = [code for code in CODES if is_served(code)]
+SERVED = served_codes()
 
 
 @pytest.mark.parametrize("code", RIGHTS, ids=lambda code: code.name)

@@ -14,6 +14,7 @@ from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.server.pulls.raw_reader import RawQuery, RawReader, RawStatus, ReadAhead
 from tests.server.pulls.pulled import numbers
 from tests.server.serving import Serving
+from tests.thirds import examples
 
 TAGS = st.sampled_from(["a", "b", "Aa", "BB", ""])
 SELECTORS = st.one_of(
@@ -23,7 +24,7 @@ SELECTORS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(tags=st.lists(TAGS, max_size=40), selector=SELECTORS, max_count=st.integers(1, 8), max_bytes=st.integers(1, 900))
 def test_successive_pulls_return_each_matching_message_once_and_in_order(
     tags: list[str], selector: TagSelector | Sql92Selector | None, max_count: int, max_bytes: int
