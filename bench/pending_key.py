@@ -10,8 +10,9 @@
 - Races: each message is due within moments when a second call replaces, postpones, keeps or refuses it, cancels or
   reschedules it together with a send, or sends under the condition that it is pending. Half of the races are threads of
   a process that owns a folder, half are processes with a server over the wire. The owner and the server are killed with
-  SIGKILL and started again. A model says which messages each outcome leaves. A call whose answer a kill has taken may
-  have happened or not. No release may be early.
+  SIGKILL and started again, one time in four with ``SYNC_FLUSH``. A model says which messages each outcome leaves. A
+  call whose answer a kill has taken may have happened or not. No release may be early. A million races with a hundred
+  kills (``--only races --races 1000000 --kills 100``) take less than half an hour on two cores.
 """
 
 from __future__ import annotations

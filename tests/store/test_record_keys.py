@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mqtemplate.store.key_reader import hash_keys, index_key_hashes, keys_of
+from mqtemplate.store.key_reader import (
+    hash_keys,
+    index_key_hashes,
+    keys_of,
+    pending_key_hashes,
+    pending_key_text,
+)
 
 
 def one_by_one(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:
@@ -69,3 +75,13 @@ _PROPERTIES = st.lists(st.tuples(_NAMES, _TEXT), max_size=4).map(
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "größe"]), _PROPERTIES), max_size=12), st.integers(1, 30))
 def test_any_properties_have_the_same_keys(records: list[tuple[str, bytes]], times: int) -> None:
     assert at_once(records * times) == one_by_one(records * times)
+
+
+@given(st.text(max_size=12), st.text(max_size=90))
+def test_a_pending_key_has_the_hashes_of_its_texts(topic: str, key: str) -> None:
+    """Texts of any characters; a long key takes the general way."""
+    stored_in = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", topic)
+
+    hashes = pending_key_hashes(stored_in, topic, key)
+
+    assert hashes == index_key_hashes([f"{each}#{pending_key_text(topic, key)}" for each in stored_in]).tolist()
