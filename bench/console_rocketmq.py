@@ -1,11 +1,12 @@
 """The delay console of a RocketMQ cluster: first read, pages, memory, and the load on the broker.
 
-RocketMQ 5.5.0 has pending timers of its Java client, and some messages with delay levels, tags and keys. The first
+RocketMQ 5.5.0 has pending timers of its Java client, and some messages with delay levels, tags and keys. With
+``--version 5.5.1`` its broker has that version, and name server and client are of 5.5.0. The first
 read is a process of its own, ``mqtemplate delayed histogram``, without a limit for its rate. The queries after it run
 in this process, and the pages are those of ``mqtemplate dashboard``. With ``--screenshots FOLDER`` headless Chromium
 stores pictures of them.
 
-    python -m bench.console_rocketmq [--messages COUNT] [--screenshots FOLDER]
+    python -m bench.console_rocketmq [--messages COUNT] [--version 5.5.0|5.5.1] [--screenshots FOLDER]
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from http.cookiejar import CookieJar
 from pathlib import Path
 
 from bench.measure import processor_s, quiet, report, resident_mib, run, scratch_folder
+from bench.peer.fetch import fetch
 from bench.peer.java_client import JavaClient
 from bench.peer.jvm import java_program, unavailable_reason
 from bench.peer.rocketmq import NameServer, RocketMQ
@@ -193,16 +195,20 @@ def main() -> None:
     quiet()
     parser = argparse.ArgumentParser(prog="python -m bench.console_rocketmq")
     parser.add_argument("--messages", type=int, default=_COUNT, metavar="COUNT")
+    parser.add_argument("--version", choices=("5.5.0", "5.5.1"), default="5.5.0", help="of RocketMQ's broker")
     parser.add_argument("--screenshots", type=Path, metavar="FOLDER")
     given = parser.parse_args()
-    if reason := unavailable_reason():
+    reason = unavailable_reason()
+    if reason is None and given.version == "5.5.1":
+        reason = fetch("rocketmq-5.5.1", "the broker of RocketMQ 5.5.1")
+    if reason is not None:
         print(reason)
         return
     options = {"flushDiskType": "ASYNC_FLUSH", "timerMaxDelaySec": 10 * 86_400}
     with (
         scratch_folder() as folder,
         console_home(folder) as env,
-        NameServer() as names,
+        NameServer(given.version) as names,
         RocketMQ(folder / "store", names, options, for_speed=True) as broker,
     ):
         fill(names, given.messages)

@@ -62,6 +62,7 @@ class Program(NamedTuple):
 
 _PROGRAMS = {
     "5.5.0": Program("rocketmq-5", ("guarded", "commands", "client", "five")),
+    "5.5.1": Program("rocketmq-5.5.1", ("guarded", "commands", "client", "five")),  # see `fetch`
     "4.9.8": Program("client-4", ("guarded", "commands", "client", "four")),
     "4.9.7": Program("rocketmq-4", ("guarded", "tools")),
     "spring": Program("spring", ("commands", "spring")),

@@ -79,7 +79,8 @@ class NameServer:
 
     Attributes:
         address: ``host:port``, once started.
-        version: "5.5.0" or "4.9.7". Its brokers have the same version.
+        version: "5.5.0" or "4.9.7". Its brokers have the same version. With "5.5.1" only they have it, and the name
+            server has 5.5.0: Maven has no more of it. Its packages have to be fetched; see `bench.peer.fetch`.
     """
 
     def __init__(self, version: str = "5.5.0", *, tls: bool = False) -> None:
@@ -98,8 +99,12 @@ class NameServer:
         self.address = f"127.0.0.1:{port}"
         return self
 
+    def kill(self) -> None:
+        """Kill the process, which has no state to save."""
+        self._process.kill()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._process.kill()  # The process has no state to save.
+        self.kill()
         shutil.rmtree(self._process.home, ignore_errors=True)
 
 

@@ -41,6 +41,9 @@ _SETTLE_MS = 10_000  # the first registration of a broker may lack topics; Rocke
 _NO_RECOVERY_MS = 3_600_000  # without lost brokers; the loss of one triggers the service
 
 
+OnCapabilities = Callable[[frozenset[Capability]], None]
+
+
 class ClusterClient:
     """All parts of a `RemoteBroker` between one start and the next close.
 
@@ -52,12 +55,7 @@ class ClusterClient:
         known_capabilities: The capabilities that were found last; see `capabilities`.
     """
 
-    def __init__(
-        self,
-        settings: RemoteSettings,
-        clock: Clock,
-        on_capabilities: Callable[[frozenset[Capability]], None] = lambda found: None,
-    ) -> None:
+    def __init__(self, settings: RemoteSettings, clock: Clock, on_capabilities: OnCapabilities) -> None:
         self.name = "cluster"
         self._settings = settings
         self._clock = clock
