@@ -52,7 +52,7 @@ from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.template import RocketMQTemplate
 
 _MODE = FlushDiskType.SYNC_FLUSH
-_COUNT = 400
+_COUNT = 2_000
 _BODIES = (1_024, 200)
 
 
@@ -173,10 +173,12 @@ def _lines_until_kill(store: Path, place: CopyOptions, first: int, count: int) -
     ) as child:
         assert child.stdout is not None
         lines: list[list[str]] = []
+        since_copied = 0
         for line in child.stdout:
             if line.endswith("\n"):
                 lines.append(line.split())
-            if len(lines) >= count and int(lines[-1][4]):  # the first copy is complete
+                since_copied += int(lines[-1][4]) > 0  # the first copy is complete
+            if since_copied == count:
                 child.kill()
     return lines
 

@@ -230,7 +230,6 @@ class RecordBatch:
         data: Bytes of the log. The batch ends before the first record that is incomplete or invalid.
         physical_offset: Of the first byte of *data*.
         verify: Compare the checksums. Without it only sizes, magic codes and own offsets are checked.
-        max_count: Maximum number of records.
 
     Attributes:
         is_verified: The checksums were compared.
@@ -241,10 +240,10 @@ class RecordBatch:
         properties_size: Bytes of the encoded properties, with the check.
     """
 
-    def __init__(self, data: bytes, physical_offset: int, *, verify: bool = True, max_count: int | None = None) -> None:
+    def __init__(self, data: bytes, physical_offset: int, *, verify: bool = True) -> None:
         self._data = data
         self.is_verified = verify
-        starts = _find_records(data, max_count)
+        starts = _find_records(data)
         at, sizes = starts[:-1], np.diff(starts)
         is_valid = np.ones(len(at), np.bool_)
 
@@ -380,11 +379,11 @@ def _has_own_check(columns: RecordColumns) -> NDArray[np.bool_]:
     return own
 
 
-def _find_records(data: bytes, max_count: int | None) -> NDArray[np.int64]:
+def _find_records(data: bytes) -> NDArray[np.int64]:
     """Return the start of each whole record, found by the sizes alone, and the end of the last one."""
-    starts, most = [0], len(data) if max_count is None else max_count
+    starts = [0]
     at, last, unpack, add = 0, len(data) - SMALLEST_RECORD, layout.read_size, starts.append
-    while at <= last and len(starts) <= most:
+    while at <= last:
         (size,) = unpack(data, at)
         if size < SMALLEST_RECORD:
             break

@@ -29,6 +29,8 @@ from mqtemplate.store.files.mapped_files import MappedFile, MappedFileQueue, onl
 _log = get_logger("mqtemplate.store")
 
 _BYTES_AT_ONCE = 1 << 20
+_BATCH_BYTES = 4 << 20
+"""Bytes of records that are parsed together: with fewer the calls of numpy take much of the time."""
 _MAGIC_START = (layout.MAGIC_V1 & 0xFFFF_FFFF).to_bytes(4, "big")[:3]
 _MAGIC_ENDS = tuple((magic & 0xFF).to_bytes(1, "big") for magic in (layout.MAGIC_V1, layout.MAGIC_V2))
 _NEAR_BYTES = 4_096
@@ -302,10 +304,10 @@ class LogScan:
 
 
 def _next_bytes(file: MappedFile, at: int) -> bytes:
-    """Return the bytes from *at* on: a megabyte, or as many as a larger record there has."""
+    """Return the bytes from *at* on: some megabytes, or as many as a larger record there has."""
     size, magic = layout.read_size_and_magic(file.view, at) if at + layout.BLANK_SIZE <= file.size else (0, 0)
-    is_large = size > _BYTES_AT_ONCE and magic in (layout.MAGIC_V1, layout.MAGIC_V2)
-    return file.read(at, size if is_large else _BYTES_AT_ONCE)
+    is_record = magic in (layout.MAGIC_V1, layout.MAGIC_V2)
+    return file.read(at, max(size, _BATCH_BYTES) if is_record else layout.BLANK_SIZE)
 
 
 def _ends_file(file: MappedFile, at: int) -> bool:

@@ -16,8 +16,21 @@ from numpy.typing import NDArray
 from mqtemplate.event_log import get_logger
 from mqtemplate.hashes import UTF_16, java_string_hash, tags_code
 from mqtemplate.message import split_keys
-from mqtemplate.record.columns import RecordBatch, Rows, row_bytes, to_rows
-from mqtemplate.record.layout import HEAD, HOST_FLAGS, MAGIC_V1, SysFlag, read_size
+from mqtemplate.record.columns import RecordBatch, Rows, count_leading, read_column, row_bytes, to_rows
+from mqtemplate.record.layout import (
+    BODY_AT,
+    BODY_CRC_AT,
+    BODY_LENGTH_AT,
+    BORN_TIMESTAMP_AT,
+    HEAD,
+    HOST_FLAGS,
+    MAGIC_V1,
+    PHYSICAL_OFFSET_AT,
+    STORE_TIMESTAMP_AT,
+    SYS_FLAG_AT,
+    SysFlag,
+    read_size_and_magic,
+)
 from mqtemplate.record.properties import (
     KEYS,
     PENDING_KEY,
@@ -342,10 +355,12 @@ _log = get_logger("mqtemplate.store")
 _RECENT_SHARE = 8
 """So many records in memory take the time of one that is read from the log, or less."""
 _LONG_KEY = 64
-_FEWEST = 32
+_FEWEST_ALIKE = 8
 """Fewer records are faster one by one."""
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 512 << 10
 """Of large records it is faster to read the keys only, one by one."""
+# Columns that are equal in records of one shape: size and magic, flags, body length.
+_FIXED = np.r_[0:BODY_CRC_AT, SYS_FLAG_AT:BORN_TIMESTAMP_AT, BODY_LENGTH_AT:BODY_AT]
 
 _Keyed = tuple[bytes, bytes, int, int]
 """Topic and encoded properties of a record, its physical offset and its store timestamp."""
@@ -421,9 +436,9 @@ class KeyReader:
                 break
             file, file_start = found
             limit = min(end - file_start, file.size)
-            together = self._read_batch(file, file_start, limit, left)
-            if together is not None:
-                done, rows = together
+            alike = self._read_alike(file, file_start, limit, left)
+            if alike is not None:
+                done, rows = alike
                 left -= done
                 parts += [*_key_rows(records), rows]
                 records.clear()
@@ -433,19 +448,43 @@ class KeyReader:
                 left -= self._read_other(file, file_start, end, records)
         return count - left, _join([*parts, *_key_rows(records)])
 
-    def _read_batch(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
-        """Read the next records together, if these are several.
+    def _read_alike(self, file: MappedFile, file_start: int, limit: int, count: int) -> tuple[int, KeyRows] | None:
+        """Read the next records together, if several have one size and one shape, as records of one producer often do.
 
         Returns:
-            Their number and their keys; None if they are few, large, or the next one is none.
+            Their number and their keys; None if they are not alike.
         """
         at = self.position - file_start
-        (size,) = read_size(file.view, at) if at + HEAD.size < limit else (0,)
+        size, magic = read_size_and_magic(file.view, at) if at + HEAD.size < limit else (0, 0)
         count = min(count, (limit - at) // size, _MOST_BYTES // size) if size > HEAD.size else 0
-        if count < _FEWEST:
+        if count < _FEWEST_ALIKE or read_size_and_magic(file.view, at + (_FEWEST_ALIKE - 1) * size) != (size, magic):
             return None
-        batch = RecordBatch(file.read(at, count * size), self.position, verify=False, max_count=count)
-        return None if len(batch) < _FEWEST else (len(batch), self._take(batch))
+        data = file.read(at, count * size)
+        _, _, _, sys_flag, _, _, body_length = HEAD.unpack_from(data)
+        tail_at = HEAD.size + body_length
+        is_plain = magic == MAGIC_V1 and not sys_flag & HOST_FLAGS and body_length >= 0 and tail_at + 3 < size
+        if not is_plain or sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+            return None
+        topic_end = tail_at + 1 + data[tail_at]
+        if topic_end + 2 > size or topic_end + 2 + int.from_bytes(data[topic_end : topic_end + 2], "big") != size:
+            return None
+        rows = np.frombuffer(data, np.uint8).reshape(count, size)
+        properties = rows[:, topic_end + 2 :]
+        shape = PropertiesShape(data[topic_end + 2 : size])
+        offsets = self.position + size * np.arange(count)
+        fixed = np.r_[_FIXED, tail_at : topic_end + 2]
+        is_alike = shape.matches(properties) & (rows[:, fixed] == rows[0, fixed]).all(axis=1)
+        is_alike &= read_column(rows, PHYSICAL_OFFSET_AT, ">i8") == offsets
+        done = count_leading(is_alike)
+        if done < _FEWEST_ALIKE:
+            return None
+        self._last_start = self.position + (done - 1) * size
+        self.position += done * size
+        topic = data[tail_at + 1 : topic_end].decode("utf-8", "replace")
+        hashes = shape.hashes(properties[:done], hash_topics([topic]))
+        keys = hashes.shape[1]
+        times = read_column(rows[:done], STORE_TIMESTAMP_AT, ">i8")
+        return done, KeyRows(hashes.ravel(), np.repeat(offsets[:done], keys), np.repeat(times, keys))
 
     def take(self, batch: RecordBatch) -> KeyRows | None:
         """Return the keys of records that another reader has read; None if they are not the next ones."""
@@ -453,9 +492,8 @@ class KeyReader:
         found = self._log.files.find(self.position)
         if start != self.position and found is not None and is_blank(found[0], self.position - found[1]):
             self.position = found[1] + found[0].size
-        return self._take(batch) if start == self.position else None
-
-    def _take(self, batch: RecordBatch) -> KeyRows:
+        if start != self.position:
+            return None
         self._last_start = int(batch.physical_offset[-1])
         self.position += batch.byte_count
         kind = batch.sys_flag & SysFlag.TRANSACTION_MASK

@@ -110,14 +110,6 @@ def test_properties_of_one_size_are_rows_with_their_checks() -> None:
     assert data.endswith(bytes(rows[0]))
 
 
-@given(data=logs(), count=st.integers(0, 7))
-def test_a_batch_may_be_limited_to_a_number_of_records(data: bytes, count: int) -> None:
-    batch, whole = RecordBatch(data, START, max_count=count), RecordBatch(data, START)
-
-    assert batch.physical_offset.tolist() == whole.physical_offset.tolist()[:count]
-    assert batch.byte_count == sum(whole.size.tolist()[:count])
-
-
 @given(data=logs(), where=st.integers(0, 1 << 20), flip=st.integers(1, 255))
 def test_without_verification_a_damaged_body_counts_and_a_wrong_size_does_not(
     data: bytes, where: int, flip: int

@@ -248,7 +248,7 @@ STRETCHES = st.lists(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(stretches=STRETCHES, portion=st.integers(1, 40))
-def test_records_read_together_have_the_keys_that_they_have_one_by_one(
+def test_records_that_are_alike_have_the_keys_that_they_have_one_by_one(
     stretches: list[tuple[int, int, str, int, str]], portion: int
 ) -> None:
     """Producers send many records of one size, in portions of any size, across files of the log."""
@@ -260,7 +260,7 @@ def test_records_read_together_have_the_keys_that_they_have_one_by_one(
     found = []
     for fewest in (2, 1_000_000):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(key_reader, "_FEWEST", fewest)
+            patch.setattr(key_reader, "_FEWEST_ALIKE", fewest)
             reader, rows = KeyReader(store._commit_log, no_keys()), list[tuple[int, int, int]]()
             while reader.position < store.end_offset:
                 part = reader.read(store.end_offset, portion)
