@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ RULES = Path(__file__).parents[1] / "docs" / "grafana" / "alerts.yml"
 TOKEN = "fleet-day-token-of-loopback"
 SCRAPE_S = 2
 DISK_MIB = 256
+MAX_CONNECTIONS = 100
 _THRESHOLDS = {
     "_behind_seconds) > 300": "_behind_seconds) > 15",
     "_group_lag) > 1000": "_group_lag) > 100",
@@ -49,16 +51,20 @@ import time
 from pathlib import Path
 from mqtemplate import DeadLetter, MQApplication, message_listener
 
-SLOW, BEHIND = Path(__file__).with_name("slow"), Path(__file__).with_name("behind")
+SLOW, BEHIND, FAILS, HANGS = map(Path(__file__).with_name, ("slow", "behind", "fails", "hangs"))
 if BEHIND.exists():  # the clock of this process, for all that reads it
     real_ns, behind_ns = time.time_ns, int(BEHIND.read_text()) * 1_000_000_000
     time.time_ns = lambda: real_ns() - behind_ns
     time.time = lambda: time.time_ns() / 1_000_000_000
 
-@message_listener(topic="{name}-orders", consumer_group="{name}", id="{name}")
+@message_listener(topic="{name}-orders", consumer_group="{name}", id="{name}", consume_timeout="1m")
 def handle(order: str) -> None:
     if order == "bad":
         raise DeadLetter("no such customer")
+    if FAILS.exists():
+        raise OSError("the shop's database does not answer")
+    while HANGS.exists():
+        time.sleep(0.5)
     if SLOW.exists():
         time.sleep(2)
 
@@ -179,13 +185,14 @@ class Fleet:
 
     def _broker(self) -> Program:
         tls = {"mode": "permissive", "cert-path": "server.pem", "key-path": "server.key"}
-        server = {"tls": tls} if shutil.which("openssl") else {}
+        server: dict[str, object] = {"tls": tls} if shutil.which("openssl") else {}
+        server["max-connections-per-address"] = MAX_CONNECTIONS
         # Small files: the disk is small, too.
         small = {"mapped-file-size-commit-log": _MIB, "mapped-file-size-consume-queue": 20_000}
         small |= {"max-hash-slot-num": 5_000, "max-index-num": 20_000}
         copy = {"to": self._copy.as_uri(), "snapshot-interval": "5s", "max-lag": "20s"}
         folder = self._settings("broker", server=server, broker=small, copy=copy)
-        if server:
+        if "tls" in server:
             self.new_certificate(days=90)
         store = folder / "store"
         store.mkdir()
@@ -304,6 +311,15 @@ class Fleet:
         with urllib.request.urlopen(request, timeout=10):
             pass
 
+    def hold_connections(self) -> None:
+        """Let a client open more connections to the server than it allows."""
+        host, _, port = self.listen.partition(":")
+        self._held = [socket.create_connection((host, int(port)), 10) for _ in range(MAX_CONNECTIONS + 20)]
+
+    def close_connections(self) -> None:
+        for each in self._held:
+            each.close()
+
     def start_sending(self, topic: str, rate: float) -> None:
         """Send so many messages a second until `stop_sending`."""
         self._stops_sending.clear()
@@ -321,6 +337,11 @@ class Fleet:
     def module(self, name: str) -> Path:
         """Return the module of an application."""
         return self.folder / name / f"{name}_app.py"
+
+    def signal_broker(self, number: int) -> None:
+        """Send a signal to the server."""
+        assert self.broker.process is not None
+        os.kill(self.broker.process.pid, number)
 
     def signal_worker(self, number: int) -> None:
         """Send a signal to the first worker of the shop."""

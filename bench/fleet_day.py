@@ -64,6 +64,12 @@ def incidents(fleet: Fleet) -> Iterator[Incident]:
             lambda: fleet.new_certificate(1),
             lambda: fleet.new_certificate(90),
         )
+    yield Incident(
+        "too many connections",
+        [Alert("MqtemplateConnectionsRefused", "broker")],
+        fleet.hold_connections,
+        fleet.close_connections,
+    )
     yield from _of_the_copy(fleet)
     if fleet.has_disk:
         yield from _of_the_disk(fleet)
@@ -90,6 +96,15 @@ def _of_processes(fleet: Fleet) -> Iterator[Incident]:
     yield Incident(
         "broker is killed", [Alert(gone, "broker")], lambda: fleet.broker.end(signal.SIGKILL), fleet.broker.start
     )
+    # Once a minute a scrape of an application waits for the broker: longer than the divided two minutes.
+    yield Incident(
+        "broker hangs",
+        [Alert(gone, "broker")],
+        lambda: fleet.signal_broker(signal.SIGSTOP),
+        lambda: fleet.signal_broker(signal.SIGCONT),
+        [*down, *starting],
+        20,
+    )
     yield Incident(
         "worker hangs", down, lambda: fleet.signal_worker(signal.SIGSTOP), lambda: fleet.signal_worker(signal.SIGCONT)
     )
@@ -97,7 +112,7 @@ def _of_processes(fleet: Fleet) -> Iterator[Incident]:
 
 
 def _of_groups(fleet: Fleet) -> Iterator[Incident]:
-    slow = fleet.folder / "shop" / "slow"
+    slow, fails, hangs = (fleet.folder / "shop" / name for name in ("slow", "fails", "hangs"))
     behind, stands = Alert("MqtemplateGroupBehind", "shop"), Alert("MqtemplateLagStands", "shop")
 
     def pause() -> None:
@@ -112,6 +127,26 @@ def _of_groups(fleet: Fleet) -> Iterator[Incident]:
         fleet.stop_sending()
         slow.unlink()
 
+    def fail() -> None:
+        fails.touch()
+        fleet.start_sending("shop-orders", 20)
+
+    def hang() -> None:
+        hangs.touch()
+        fleet.send("shop-orders")
+
+    def work_again() -> None:
+        fleet.stop_sending()
+        fails.unlink()
+
+    yield Incident("handlers fail", [Alert("MqtemplateHandlersFail")], fail, work_again)
+    yield Incident(
+        "handler hangs",
+        [Alert("MqtemplateHandlersHang", "shop")],
+        hang,
+        hangs.unlink,
+        [behind, stands],  # its message is not consumed meanwhile
+    )
     yield Incident("listener is paused, 3 messages", [behind, stands], pause, lambda: fleet.listener("resume"))
     yield Incident("more is sent than consumed", [Alert("MqtemplateLagGrows", "shop")], grow, recover, [behind], 30)
     yield Incident(

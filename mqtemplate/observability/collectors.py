@@ -21,6 +21,10 @@ _log = get_logger("mqtemplate.metrics")
 _REMOTE_INTERVAL_MS = 10_000
 """Least time between two reads of lags from another process: a lag takes a request for each queue."""
 
+_SILENT_MS = 60_000
+"""Time for which scrapes do not read again what a broker in another process has not answered: they would wait for each
+timeout, and the process would count as one that hangs."""
+
 _HORIZONS = {"1m": 60_000, "10m": 600_000, "1h": 3_600_000, "1d": 86_400_000, "7d": 7 * 86_400_000}
 _BEYOND = "later"
 
@@ -84,6 +88,7 @@ class GroupLags:
         self._lock = threading.Lock()
         self._read: list[GroupLag] = []
         self._next_ms = 0
+        self._silent_until_ms = 0
 
     def read(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
         """Return the lags now, or the lags of the last seconds if the broker is another process.
@@ -118,9 +123,13 @@ class GroupLags:
 
         A lag that a server of this library exports is left out: with one in each process its sum would be too large.
         """
+        clock = self._broker.clock
+        if clock.steady_ms() < self._silent_until_ms:
+            return
         try:
             lags = self.read(listeners)
         except MQTemplateError as exc:
+            self._silent_until_ms = clock.steady_ms() + _SILENT_MS
             _log.debug("metrics.lag_unknown", reason=str(exc))
             return
         for each in lags:
@@ -187,6 +196,7 @@ class PendingByHorizon:
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
         self._next_ms = 0
+        self._silent_until_ms = 0
 
     def counts(self) -> dict[str, int]:
         """Return horizon -> number of messages that are due within it, and not within the one before."""
@@ -208,9 +218,13 @@ class PendingByHorizon:
 
     def samples(self) -> Iterator[MetricSample]:
         """Yield ``delay.pending`` by horizon; nothing if the broker does not list pending messages."""
+        clock = self._broker.clock
+        if clock.steady_ms() < self._silent_until_ms:
+            return
         try:
             counts = self.counts()
         except (UnsupportedError, MQTemplateError) as exc:
+            self._silent_until_ms = clock.steady_ms() + _SILENT_MS
             _log.debug("metrics.pending_unknown", reason=str(exc))
             return
         for horizon, count in counts.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ LABELS = {
     "messaging_destination_name",
     "mqtemplate_broker",
     "mqtemplate_cause",
+    "mqtemplate_decision",
     "mqtemplate_horizon",
     "mqtemplate_level",
     "mqtemplate_listener",
+    "mqtemplate_method",
     "mqtemplate_next_step",
     "mqtemplate_service",
     "mqtemplate_state",
@@ -54,6 +57,27 @@ def test_all_names_exist(expressions: Any) -> None:
 
     assert used - METRICS - LABELS == set()
     assert len(used & METRICS) >= 10
+
+
+def test_each_group_of_metrics_has_a_panel() -> None:
+    """A group is the first part of a name: ``copy`` of ``copy.lag_ms``."""
+    used = {name for expression in dashboard_expressions() for name in NAME.findall(expression)}
+    shown = {each.source.partition(".")[0] for each in INSTRUMENTS if used & {*each.prometheus_names}}
+
+    assert shown == {each.source.partition(".")[0] for each in INSTRUMENTS}
+
+
+def test_panels_do_not_overlap_and_have_ids_of_their_own() -> None:
+    dashboard: dict[str, Any] = json.loads((FOLDER / "mqtemplate.json").read_text(encoding="utf-8"))
+    cells: dict[tuple[int, int], str] = {}
+    for panel in dashboard["panels"]:
+        at = panel["gridPos"]
+        for cell in product(range(at["x"], at["x"] + at["w"]), range(at["y"], at["y"] + at["h"])):
+            assert cell not in cells, f"{panel['title']} lies on {cells[cell]}"
+            assert cell[0] < 24
+            cells[cell] = panel["title"]
+
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 @pytest.mark.parametrize("expressions", [dashboard_expressions, alert_expressions])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -13,11 +13,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from mqtemplate import message_listener
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings, RemoteBroker, RemoteSettings
+from mqtemplate.clock import VirtualClock
 from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.errors import BrokerError
 from mqtemplate.listener import ListenerRegistry
+from mqtemplate.listener.container.container import ListenerContainer
 from mqtemplate.message import HostAddress, Message, MessageExt
 from mqtemplate.metrics import HistogramSnapshot
 from mqtemplate.observability import GroupLags, Observability, ObservabilitySettings, Tracing
+from mqtemplate.observability.collectors import GroupLag
 from mqtemplate.observability.settings import LatenessSettings
 from mqtemplate.server import BrokerServerSettings, LocalCluster
 from mqtemplate.template import RocketMQTemplate
@@ -148,3 +152,29 @@ def test_the_lag_of_a_group_is_exported_by_the_server_and_not_by_its_clients() -
             assert lags(server, "screens") == []
     finally:
         cluster.stop()
+
+
+class UnansweredLags(GroupLags):
+    """Lags at a broker that hangs: each read would take its whole timeout."""
+
+    reads = 0
+
+    def read(self, listeners: Iterable[ListenerContainer]) -> list[GroupLag]:
+        self.reads += 1
+        raise BrokerError("127.0.0.1:10911 does not answer within 3000 ms")
+
+
+def test_a_scrape_does_not_wait_again_and_again_for_a_broker_that_hangs() -> None:
+    """The process would count as one that hangs, and its own alert would fire beside that of the broker."""
+    clock = VirtualClock()
+    with EmbeddedBroker(None, None, clock) as broker:
+        lags = UnansweredLags(broker)
+        found = [each for _ in range(4) for each in lags.samples(())]
+        clock.move_ms(59_000)
+        found += lags.samples(())
+        before = lags.reads
+        clock.move_ms(1_000)
+        found += lags.samples(())
+
+    assert found == []
+    assert (before, lags.reads) == (1, 2)
