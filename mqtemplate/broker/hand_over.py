@@ -291,7 +291,8 @@ class MovedMessage:
 
     def to_json(self) -> str:
         """Return it as a JSON object."""
-        return json.dumps(asdict(self) | {"end": self.end.value})
+        values = {name: getattr(self, name) for name in _MOVED_FIELDS}  # `asdict` takes longer than the JSON
+        return json.dumps(values | {"end": self.end.value})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -361,6 +362,16 @@ class FoundRecords:
     messages: Sequence[MessageExt]
 
 
+_MOVED_FIELDS = (
+    "msg_id",
+    "topic",
+    "deliver_ms",
+    "offset",
+    "broker_name",
+    "handle",
+    "reason",
+    "may_move_again",
+)
 _TRANSIT_FIELDS = (
     "offset",
     "msg_id",

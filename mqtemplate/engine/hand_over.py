@@ -298,8 +298,7 @@ class LocalHandOver:
         """See `OldBroker.counts`."""
         self._lifecycle.check()
         with self._lock:
-            reserved = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset
-            in_transit = reserved - self._committed - len(self._settled)
+            reserved, in_transit = self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset, self._in_transit()
             moved, state = 0, self._state
             if state is not None and (state.phase is not HandOverPhase.ABORTED or state.taken_back):
                 # Messages are in transit in one direction at a time. Those on their way back are in the new broker too.
@@ -312,6 +311,10 @@ class LocalHandOver:
                 moved=moved,
                 returned=0 if state is None else state.returned,
             )
+
+    def _in_transit(self) -> int:
+        """Return the number of messages in transit, without a count of the pending ones, which takes longer."""
+        return self._store.consume_queue(HAND_OVER_TOPIC, 0).max_offset - self._committed - len(self._settled)
 
     # --- lock ----------------------------------------------------------------------------------
 
@@ -351,7 +354,7 @@ class LocalHandOver:
             state = self._owned(owner)
             if state.phase is not HandOverPhase.RUNNING:
                 raise HandOverError(f"the hand-over is {state.phase.value}; only one that is RUNNING reserves messages")
-            max_count = min(max_count, MAX_IN_TRANSIT - self.counts().in_transit)
+            max_count = min(max_count, MAX_IN_TRANSIT - self._in_transit())
             next_ms = self._listed[0][0] if self._listed else self._after[0]
             if not chosen.after_ms <= next_ms < chosen.before_ms:
                 self._listed, self._after = [], _START

@@ -11,6 +11,7 @@ from mqtemplate.handover.pace import FIRST_WINDOW, LEAST_WINDOW, MOST_WINDOW, Pa
 from tests.kit import TimedClock
 
 ALL_THE_TIME = MoverSettings(busy_share=1, rate=100_000)
+HALF_THE_TIME = MoverSettings(rate=100_000)
 
 
 class Steps:
@@ -68,7 +69,7 @@ def test_the_rate_is_a_limit_of_its_own() -> None:
 
 
 def test_the_window_grows_while_a_full_step_is_a_small_load() -> None:
-    steps = Steps(ALL_THE_TIME)
+    steps = Steps(HALF_THE_TIME)
     windows = []
     for _ in range(4):
         steps.step(steps.pace.window, used_ms=1)
@@ -81,7 +82,7 @@ def test_the_window_grows_while_a_full_step_is_a_small_load() -> None:
 
 @pytest.mark.parametrize(("used_ms", "burst_ms"), [(6, 0), (1, 6)], ids=["processor time", "work of the new broker"])
 def test_the_window_shrinks_when_a_send_of_the_application_would_wait_too_long(used_ms: int, burst_ms: int) -> None:
-    steps = Steps(ALL_THE_TIME)
+    steps = Steps(HALF_THE_TIME)
     for _ in range(3):
         steps.step(steps.pace.window, used_ms, burst_ms=burst_ms)
 
@@ -89,11 +90,20 @@ def test_the_window_shrinks_when_a_send_of_the_application_would_wait_too_long(u
 
 
 def test_the_window_stays_when_a_step_was_not_full_or_a_middling_load() -> None:
-    steps = Steps(ALL_THE_TIME)
+    steps = Steps(HALF_THE_TIME)
     steps.step(FIRST_WINDOW - 1, used_ms=1)
-    steps.step(FIRST_WINDOW, used_ms=4)
+    steps.step(FIRST_WINDOW, used_ms=2)
 
     assert steps.pace.window == FIRST_WINDOW
+
+
+def test_the_window_is_larger_without_an_application() -> None:
+    """Nothing waits while the mover works."""
+    steps = Steps(ALL_THE_TIME)
+    for _ in range(4):
+        steps.step(steps.pace.window, used_ms=8)
+
+    assert steps.pace.window == MOST_WINDOW
 
 
 def test_the_rate_shown_is_that_of_the_last_ten_seconds() -> None:
