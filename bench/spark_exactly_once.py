@@ -43,6 +43,8 @@ _ROOT = Path(__file__).parents[1]
 _MASTER = "local-cluster[2,1,1024]"
 _KINDS = ("driver", "executor")
 _STUCK_S = 600
+_MOMENT_S = 60.0
+"""Most time to wait for a moment at which all tables are in a batch: a kill then counts for each of them."""
 _EXTENSIONS = "spark.sql.extensions"
 _ICEBERG = {
     _EXTENSIONS: "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
@@ -159,7 +161,8 @@ def _settings(sinks: list[Sink]) -> dict[str, str]:
     packages = tuple(name for sink in sinks for name in sink.jars)
     if packages:
         jars = [path for path in (PACKAGES_FOLDER / "spark-tables").glob("*.jar") if path.name.startswith(packages)]
-        found["spark.jars"] = ",".join(str(path.resolve()) for path in sorted(jars))
+        # "local:" is a file that all processes see: an executor starts without a copy of it.
+        found["spark.jars"] = ",".join(f"local:{path.resolve()}" for path in sorted(jars))
     return found
 
 
@@ -252,13 +255,20 @@ class _Kills:
         return executors
 
     def kill(self, driver: subprocess.Popen[str], jvm: int, place: Path) -> None:
-        """Kill a process, and count it for the tables whose batch it hits."""
-        executors = self.executors_of(jvm)
+        """Kill a process when it hits a batch of most tables that need it, and count it for each table that it hits."""
         kinds = self.left()
-        kind = self.chance.choice(kinds or _KINDS)
+        if not kinds:
+            return
+        kind = self.chance.choice(kinds)
+        needed = {name for name in self.names if self.outcomes[name].kills[kind] < self.wanted}
+        limit = time.monotonic() + _MOMENT_S
+        while not needed.issubset(hit := [name for name in self.names if _is_in_batch(place, name)]):
+            if time.monotonic() > limit or driver.poll() is not None:
+                break
+            time.sleep(0.05)
+        executors = self.executors_of(jvm)
         victims = [driver.pid, jvm] if kind == "driver" else [*executors, *children_of(children_of(executors))]
-        hit = [name for name in self.names if _is_in_batch(place, name)]
-        if not (kinds and victims and hit):
+        if not victims or 2 * len(needed.intersection(hit)) < len(needed):
             return
         try:
             os.kill(self.chance.choice(victims), signal.SIGKILL)
@@ -268,7 +278,9 @@ class _Kills:
             self.outcomes[name].kills[kind] += 1
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {dict(each.kills)}" for name, each in self.outcomes.items())
+        return ", ".join(
+            f"{name} {each.kills['driver']}+{each.kills['executor']}" for name, each in self.outcomes.items()
+        )
 
 
 def kill_rounds(
@@ -283,7 +295,7 @@ def kill_rounds(
         with _served(names) as database:
             # Another one is the first each time: a driver may be killed before the others have begun.
             while (code := _run(place, database, run)) != 0:
-                print(f"{run}; a driver ended with {code}", file=sys.stderr, flush=True)
+                print(f"round {rounds}, drivers+executors killed: {run}; exit code {code}", file=sys.stderr, flush=True)
         for name, numbers in json.loads((place / "numbers.json").read_text()).items():
             run.outcomes[name].check(numbers, count)
         rounds += 1
@@ -383,11 +395,12 @@ def main() -> None:
         with scratch_folder() as folder:
             place = folder.resolve()
             outcomes = kill_rounds(place, names, given.kills, given.seed, count=given.messages, minutes=given.minutes)
+        print(f"{'killed in batches of':<20} {'drivers':>8} {'executors':>10} {'rows':>8} {'lost':>6} {'twice':>6}")
         for name, outcome in outcomes.items():
-            killed = f"killed in its batches: {outcome.kills['driver']} drivers, {outcome.kills['executor']} executors"
-            print(f"{name}: {killed}")
-            report(f"{name}: rows lost", len(outcome.lost), "", "0")
-            report(f"{name}: rows twice", len(outcome.doubled), "", "0")
+            killed = f"{outcome.kills['driver']:>8} {outcome.kills['executor']:>10}"
+            print(f"{name:<20} {killed} {outcome.rows:>8} {len(outcome.lost):>6} {len(outcome.doubled):>6}")
+        for what, of in (("lost", lambda each: each.lost), ("twice", lambda each: each.doubled)):
+            report(f"rows {what} in all tables", sum(len(of(each)) for each in outcomes.values()), "", "0")
 
 
 if __name__ == "__main__":

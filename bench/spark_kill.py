@@ -43,15 +43,17 @@ _VICTIMS = ("driver", "jvm", "executor")
 
 @dataclass
 class Outcome:
-    """Result of all rounds: kills by victim, and the numbers of rows that are missing or stored twice."""
+    """Result of all rounds: kills by victim, the rows, and the numbers of those that are missing or stored twice."""
 
     kills: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
     lost: list[int] = field(default_factory=list)
     doubled: list[int] = field(default_factory=list)
 
     def check(self, numbers: list[int], count: int) -> None:
         """Compare the stored numbers with 0..count-1."""
         found = Counter(numbers)
+        self.rows += len(numbers)
         self.lost += [number for number in range(count) if not found[number]]
         self.doubled += [number for number, times in found.items() if times > 1]
 

@@ -29,7 +29,7 @@ _SETTINGS: dict[str, Any] = {
     "topic": "orders",
     "max_offsets_per_trigger": 200,
     "max_restarts": 20,
-    "restart_delay": "1s",
+    "restart_delay": "5s",
 }
 
 

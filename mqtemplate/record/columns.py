@@ -152,6 +152,7 @@ class RecordColumns:
         sys_flags: The sys flag of each record.
         tail_at: Position of the reconsume times; prepared transaction offset and body length follow.
         ends: Positions after the records.
+        tails: The last `layout.CHECK_SIZE` bytes of each record.
         has_check: The record ends with a check: its own, or one that RocketMQ copied from another record.
         properties_end: Position of the check, or after the record.
     """
@@ -198,9 +199,10 @@ class RecordColumns:
         properties_lengths = gather(data, ">i2", self.topic_end).astype(np.int64)
         require((properties_lengths >= 0) & (self.properties_at + properties_lengths == ends), reason)
         # Never in valid properties: the last sectors of the record were not written.
-        require((self.properties_at == ends) | (gather(data, "u1", ends - 1) != 0), "its end is missing")
         check_at = ends - CHECK_SIZE
-        names = gather(data, f"V{len(layout.CHECK_START)}", check_at)
+        self.tails: Rows = gather(data, f"V{CHECK_SIZE}", check_at).view(np.uint8).reshape(-1, CHECK_SIZE)
+        require((self.properties_at == ends) | (self.tails[:, -1] != 0), "its end is missing")
+        names = np.ascontiguousarray(self.tails[:, : layout.CHECK_CRC_AT]).view(_CHECK_NAME.dtype)[:, 0]
         self.has_check: NDArray[np.bool_] = (names == _CHECK_NAME) & (check_at >= self.properties_at)
         self.properties_end = ends - np.where(self.has_check, CHECK_SIZE, 0)
 

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from mqtemplate.broker import Broker
-from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.brokers.remote.broker import RemoteBroker
 from mqtemplate.brokers.remote.cluster.settings import RemoteSettings
 from mqtemplate.clock import Clock, SystemClock, VirtualClock
@@ -24,6 +23,9 @@ from mqtemplate.server.local_address import LocalServerAddress
 from mqtemplate.spark.location.cluster_connection import client_settings, kept_connection
 from mqtemplate.spark.location.location import BrokerLocation
 from mqtemplate.spark.records.offsets import OffsetTable
+
+if TYPE_CHECKING:
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 
 _log = get_logger("mqtemplate.spark")
 
@@ -49,6 +51,8 @@ def location_of(broker: Broker) -> BrokerLocation:
             )
         settings = broker.settings
         return BrokerLocation(name_servers=settings.name_servers, address_map=tuple(settings.address_map.items()))
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+
     if not isinstance(broker, EmbeddedBroker):
         raise SparkError(f"Spark reads from an EmbeddedBroker or a RemoteBroker, not {type(broker).__name__}")
     if broker.path is None:
@@ -135,6 +139,9 @@ def _opened(store: Path, clock: Clock) -> Iterator[EmbeddedBroker]:
         raise SparkError(
             f"store folder {str(store)!r} does not exist; give the folder of an embedded broker that was started once"
         )
+    # Most tasks that write are clients: each Python process of Spark would import the broker for nothing.
+    from mqtemplate.brokers.embedded.broker import EmbeddedBroker
+
     with _exclusive(store), EmbeddedBroker(store, clock=clock) as broker:
         yield broker
 

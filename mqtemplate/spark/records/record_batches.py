@@ -215,8 +215,9 @@ class Records:
         """
         if not self._has_check.any():
             return np.zeros(len(self._at), np.uint32), self._has_check
-        stated = self._hex8(self._properties_end + layout.CHECK_CRC_AT)
-        written = gather(self._data, f"V{layout.CHECK_SIZE}", self._properties_end)
+        tails = self._fields.tails
+        stated = _hex8(tails[:, layout.CHECK_CRC_AT : layout.CHECK_OFFSET_AT])
+        written = tails.view(f"V{layout.CHECK_SIZE}")[:, 0]
         expected = checks(stated.astype(np.int64), self._block.physical_offsets).view(written.dtype)[:, 0]
         return stated.astype(np.uint32), self._has_check & (written == expected)
 
@@ -227,16 +228,6 @@ class Records:
             parse_record(self._data[at : at + int(self._sizes[row])].tobytes())
         except BadRecordError as exc:
             raise self._corrupt(row, str(exc)) from exc
-
-    def _hex8(self, at: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-        """Return eight lower-case hex digits as a number; for other characters, any number."""
-        digits = gather(self._data, ">u8", at).astype(np.uint64)
-        # One byte a digit: a letter has bit 6 and its low four bits are 1 to 6. Then two digits a byte, and so on.
-        values = (digits & _U8(0x0F0F_0F0F_0F0F_0F0F)) + (digits >> _U8(6) & _U8(0x0101_0101_0101_0101)) * _U8(9)
-        values = (values | values >> _U8(4)) & _U8(0x00FF_00FF_00FF_00FF)
-        values = (values | values >> _U8(8)) & _U8(0x0000_FFFF_0000_FFFF)
-        numbers: npt.NDArray[np.uint64] = (values | values >> _U8(16)) & _U8(0xFFFF_FFFF)
-        return numbers
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return the columns of *schema*; no other one is built."""
@@ -332,6 +323,17 @@ class Records:
     def numbers(self, kind: str, at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return a number of each record, such as ``>i4``, at these positions in the data of the block."""
         return gather(self._data, kind, at).astype(np.int64)
+
+
+def _hex8(texts: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Return rows of eight lower-case hex digits as numbers; for other characters, any numbers."""
+    digits = np.ascontiguousarray(texts).view(">u8")[:, 0].astype(np.uint64)
+    # One byte a digit: a letter has bit 6 and its low four bits are 1 to 6. Then two digits a byte, and so on.
+    values = (digits & _U8(0x0F0F_0F0F_0F0F_0F0F)) + (digits >> _U8(6) & _U8(0x0101_0101_0101_0101)) * _U8(9)
+    values = (values | values >> _U8(4)) & _U8(0x00FF_00FF_00FF_00FF)
+    values = (values | values >> _U8(8)) & _U8(0x0000_FFFF_0000_FFFF)
+    numbers: npt.NDArray[np.uint64] = (values | values >> _U8(16)) & _U8(0xFFFF_FFFF)
+    return numbers
 
 
 def number_column(texts: pa.Array) -> pa.Array:
