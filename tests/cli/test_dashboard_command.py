@@ -86,20 +86,39 @@ class Client:
                 return exc.code, exc.read().decode()
 
 
+@pytest.fixture(scope="module")
+def of_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Link to a dashboard of a store directory. The tests only read."""
+    folder = tmp_path_factory.mktemp("folder")
+    with (
+        place("folder", folder, prepare),
+        dashboard("--store", str(folder / "store"), "--config", str(folder)) as link,
+    ):
+        yield link
+
+
+@pytest.fixture(scope="module")
+def of_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Link to a dashboard of a server. The tests only read."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "config").mkdir()
+    with (
+        place("server", folder, prepare) as name_server,
+        dashboard("--name-server", name_server, "--config", str(folder / "config")) as link,
+    ):
+        yield link
+
+
 @pytest.mark.parametrize("kind", ["folder", "server"])
-def test_a_directory_and_a_server_are_shown_and_not_changed(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "config").mkdir()
-    with place(kind, tmp_path, prepare) as name_server:
-        broker = ("--store", str(tmp_path / "store")) if kind == "folder" else ("--name-server", name_server)
-        with dashboard(*broker, "--config", str(tmp_path / "config")) as link:
-            client, base = Client(), base_of(link)
-            closed = {
-                client.get(f"{base}{page}")[0] for page in ("", "delayed", "groups", "dead-letters?group=billing")
-            }
-            client.get(link)
-            delayed, groups = client.get(f"{base}delayed")[1], client.get(f"{base}groups")[1]
-            letters = client.get(f"{base}dead-letters?group=billing")[1]
-            refused = client.get(f"{base}delayed/change", b"action=cancel")
+def test_a_directory_and_a_server_are_shown_and_not_changed(request: pytest.FixtureRequest, kind: str) -> None:
+    link: str = request.getfixturevalue(f"of_{kind}")
+    client, base = Client(), base_of(link)
+
+    closed = {client.get(f"{base}{page}")[0] for page in ("", "delayed", "groups", "dead-letters?group=billing")}
+    client.get(link)
+    delayed, groups = client.get(f"{base}delayed")[1], client.get(f"{base}groups")[1]
+    letters = client.get(f"{base}dead-letters?group=billing")[1]
+    refused = client.get(f"{base}delayed/change", b"action=cancel")
 
     assert closed == {401}
     assert "due-1" in delayed
@@ -237,38 +256,35 @@ def as_another_user(requests: list[tuple[str, str, str]]) -> dict[str, tuple[int
 
 
 @needs_root
-def test_the_session_of_a_user_is_not_valid_for_another_user_of_the_machine(tmp_path: Path) -> None:
+def test_the_session_of_a_user_is_not_valid_for_another_user_of_the_machine(of_folder: str) -> None:
     """A browser sends a cookie to all ports of its host, so also to a server of another user."""
-    store = ("--store", str(tmp_path / "store"), "--config", str(tmp_path))
-    with place("folder", tmp_path, prepare), dashboard(*store) as link:
-        client, base = Client(), base_of(link)
-        client.get(link)
-        address = base.removeprefix("http://").rstrip("/")
-        copied = as_another_user([(address, "/topics", client.cookie), (address, "/groups", client.cookie)])
-        own = client.get(f"{base}topics")[0]
+    client, base = Client(), base_of(of_folder)
+    client.get(of_folder)
+    address = base.removeprefix("http://").rstrip("/")
+
+    copied = as_another_user([(address, "/topics", client.cookie), (address, "/groups", client.cookie)])
+    own = client.get(f"{base}topics")[0]
 
     assert (copied["/topics"][0], copied["/groups"][0], own) == (401, 401, 200)
     assert "orders" not in copied["/topics"][1]
 
 
 @needs_root
-def test_another_user_of_the_machine_reads_nothing_without_the_token(tmp_path: Path) -> None:
+def test_another_user_of_the_machine_reads_nothing_without_the_token(tmp_path: Path, of_folder: str) -> None:
     """Every user can connect to a loopback port, and the folder of the store is closed to them."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     management = f"{{enabled: true, port: {port}, token: {TOKEN}, dashboard: {{enabled: true}}}}"
     settings = f"{{mqtemplate: {{management: {management}}}, shop: {{url: 'http://bob:hunter2@db'}}}}"
     (tmp_path / "application.yml").write_text(settings, "utf-8")
-    with BrokerProcess(tmp_path, "--config", str(tmp_path)), place("folder", tmp_path / "other", prepare):
-        store = ("--store", str(tmp_path / "other" / "store"), "--config", str(tmp_path / "other"))
-        with dashboard(*store) as link:
-            own = base_of(link).removeprefix("http://").rstrip("/")
-            pages = ("/", "/topics", "/messages?topic=orders", "/dead-letters?group=billing", "/tail/stream?topic=a")
-            requests = [(own, page, "") for page in pages]
-            requests += [(f"127.0.0.1:{port}", f"/dashboard{page}", "") for page in pages]
-            paths = ("configprops", "health", "prometheus")
-            requests += [(f"127.0.0.1:{port}", f"/actuator/{page}", "") for page in paths]
-            found = as_another_user(requests)
+    with BrokerProcess(tmp_path, "--config", str(tmp_path)):
+        own = base_of(of_folder).removeprefix("http://").rstrip("/")
+        pages = ("/", "/topics", "/messages?topic=orders", "/dead-letters?group=billing", "/tail/stream?topic=a")
+        requests = [(own, page, "") for page in pages]
+        requests += [(f"127.0.0.1:{port}", f"/dashboard{page}", "") for page in pages]
+        paths = ("configprops", "health", "prometheus")
+        requests += [(f"127.0.0.1:{port}", f"/actuator/{page}", "") for page in paths]
+        found = as_another_user(requests)
     open_paths = ("/actuator/health", "/actuator/prometheus")
     assert [found[path][0] for path in open_paths] == [200, 200]
     assert {path: status for path, (status, _) in found.items() if status != 401 and path not in open_paths} == {}

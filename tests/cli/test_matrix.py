@@ -9,7 +9,7 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker
 from tests.cli.matrix import COMMANDS, PAGE, Place, application, check, is_of_application, table
 from tests.cli.running import CommandLine, place, prepare
-from tests.cli.test_dashboard_command import Client, dashboard
+from tests.cli.test_dashboard_command import Client, base_of, dashboard
 from tests.operations.brokers import server
 
 pytestmark = pytest.mark.feature("14.1")
@@ -57,10 +57,13 @@ def test_the_dashboard_of_each_place(tmp_path: Path) -> None:
             "directory in use": f"embedded:{tmp_path / 'store'}",
             "our server": settings.name_servers[0],
         }
-        for column, name_server in places.items():
-            with dashboard("--name-server", name_server, "--config", str(tmp_path)) as link:
-                assert Client().get(link)[0] == 200
-            assert table()["dashboard"][column] == 0
+        names = (("-n", f"{column.replace(' ', '-')}={name_server}") for column, name_server in places.items())
+        with dashboard(*(word for name in names for word in name), "--config", str(tmp_path)) as link:
+            client = Client()
+            client.get(link)
+            pages = {column: f"{base_of(link)}at/{column.replace(' ', '-')}/topics" for column in places}
+            assert {column: client.get(page)[0] for column, page in pages.items()} == dict.fromkeys(places, 200)
+        assert [table()["dashboard"][column] for column in places] == [0, 0, 0]
 
 
 def test_no_mistake_of_a_user_shows_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

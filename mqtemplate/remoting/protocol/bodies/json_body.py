@@ -35,6 +35,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from operator import itemgetter
+from threading import RLock
 from typing import Any, NamedTuple, Self, TypeVar, dataclass_transform, get_args, get_origin
 
 from mqtemplate.errors import MessageError, RemoteProtocolError
@@ -176,10 +177,16 @@ def _hashable(item: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(wire, dataclasses.field))
 class JsonBody:
-    """Base class of all JSON bodies. A subclass is a frozen dataclass."""
+    """Base class of all JSON bodies. A subclass is a frozen dataclass from its first use on, see `complete`."""
 
-    def __init_subclass__(cls) -> None:
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+    def __new__(cls, *_values: object, **_named: object) -> Self:
+        complete(cls)
+        return super().__new__(cls)
+
+    @classmethod
+    def complete_declaration(cls) -> None:
+        """Make the class a dataclass, unless it is one."""
+        complete(cls)
 
     def encode(self, *, standard: bool = False) -> bytes:
         """Return the body as text.
@@ -231,6 +238,27 @@ class JsonBody:
 
 
 # --- from a declaration to a plan -------------------------------------------------------------------
+
+_complete: set[type[JsonBody]] = set()
+_completing = RLock()  # one body may name another
+
+
+def complete(cls: type[JsonBody]) -> None:
+    """Make a declared body a dataclass, unless that is done.
+
+    It happens at the first use of a class, as for headers: a program uses a tenth of them, and all take a tenth of its
+    start.
+    """
+    if cls in _complete:
+        return
+    with _completing:
+        if cls in _complete:
+            return
+        for base in cls.__bases__:
+            if issubclass(base, JsonBody) and base is not JsonBody:
+                complete(base)
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        _complete.add(cls)
 
 
 class _TypeError(Exception):

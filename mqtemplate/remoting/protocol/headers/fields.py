@@ -69,6 +69,11 @@ class CommandHeader:
         for name in _GENERATED:
             setattr(cls, name, vars(CommandHeader)[name])  # until its first use; a base class may be complete already
 
+    @classmethod
+    def complete_declaration(cls) -> None:
+        """Make the class a dataclass, unless it is one."""
+        complete(cls)
+
     def __init__(self, **values: Any) -> None:
         complete(type(self))
         type(self).__init__(self, **values)
@@ -159,8 +164,7 @@ def camel_case(attribute: str) -> str:
 
 def declared_fields(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], str, Any]]:
     """Yield each field of a header or body class with its name on the wire and its type; ``T`` for ``T | None``."""
-    if issubclass(cls, CommandHeader):
-        complete(cls)
+    cls.complete_declaration()
     hints = hints_of(cls, include_extras=True)
     for field in dataclasses.fields(cls):
         hint = hints[field.name]
