@@ -244,7 +244,7 @@ def _environment(connection: Path) -> dict[str, str]:
     """Return the environment of the JVM. Its Python workers use this interpreter and can import the same modules.
 
     Without ``SPARK_HOME``: by that variable, the workers would import PySpark from ``python/lib/pyspark.zip``, and
-    compile it anew in each process, which takes three times the processor time of the installed package. The start of a
+    compile it again in each process, three times the processor time of the installed package. The start of a
     query has 10 s for it. Source: Spark ``PythonUtils.sparkPythonPath``, ``PythonWorkerFactory.createSimpleWorker``.
     """
     inherited = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
