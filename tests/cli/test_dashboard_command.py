@@ -78,6 +78,19 @@ class Client:
         return "; ".join(f"{each.name}={each.value}" for each in self._cookies)
 
     def get(self, address: str, body: bytes | None = None) -> tuple[int, str]:
+        """Return the status and the page. While the broker is read for the first time, the page is loaded again."""
+        if body is not None:
+            return self._load(address, body)
+        answers: list[tuple[int, str]] = []
+
+        def is_read() -> bool:
+            answers.append(self._load(address))
+            return "reading the broker" not in answers[-1][1]
+
+        eventually(is_read, "the broker is read")
+        return answers[-1]
+
+    def _load(self, address: str, body: bytes | None = None) -> tuple[int, str]:
         try:
             with self._opener.open(address, body, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
