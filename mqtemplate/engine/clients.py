@@ -554,9 +554,12 @@ def _expression(subscription: TopicSubscription) -> str:
 
 
 def _shared(known: dict[int, dict[str, str]], expressions: dict[str, str]) -> dict[str, str]:
-    """Return the same expressions of another member if one has them, so that all of them are in memory once."""
-    distinct = {id(each): each for each in known.values()}
-    return next((each for each in distinct.values() if each == expressions), expressions)
+    """Return the same expressions of the newest member if it has them, so that most are in memory once.
+
+    Not of any member: a look at all of them for each heartbeat would hold the lock, for which the I/O threads wait.
+    """
+    newest = next(reversed(known.values()), None)
+    return newest if newest == expressions and newest is not None else expressions
 
 
 def _describe(expressions: dict[str, str]) -> str:
