@@ -44,6 +44,7 @@ from mqtemplate.handover.consuming import HandOverGroups, is_value_group
 from mqtemplate.handover.limits import MoverSettings
 from mqtemplate.handover.mover import Mover
 from mqtemplate.handover.old_broker import (
+    CLOCKS_DIFFER_MS,
     OLD_PREFIX,
     SendDirection,
     inner_message,
@@ -75,7 +76,6 @@ _NOT_OF_BOTH = frozenset(
     }
 )
 """Capabilities of the files of one broker, and of what one broker counts."""
-_CLOCKS_DIFFER_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ class HandOverBroker(Broker):
         """
         if self._is_first_start:
             return self.new.reader.max_offset(queue)
-        return self.new.reader.search_offset(queue, self._groups.started_ms - _CLOCKS_DIFFER_MS)
+        return self.new.reader.search_offset(queue, self._groups.started_ms - CLOCKS_DIFFER_MS)
 
     def outage(self) -> str | None:
         brokers = {f"{OLD_PREFIX}{self.old.name}": self.old, self.new.name: self.new}

@@ -69,7 +69,8 @@ def shown_keys(found: Mapping[MessageQueue, _T]) -> dict[MessageQueue, _T]:
 
 SETTLED_MS = 10_000
 """Time after a change of the broker that is sent to, until which messages may still arrive at the other one."""
-_CLOCKS_DIFFER_MS = 60_000
+CLOCKS_DIFFER_MS = 60_000
+"""Most by which the clocks of two brokers, or of a broker and this process, are taken to differ."""
 _LEARN_MS = 1_000
 _STALE_MS = 3_000
 """Age of the known state at which a send waits for a new one: this process, or its thread, stood still."""
@@ -156,7 +157,7 @@ class SettledSwitch:
 
     def __init__(self, clock: Clock, *, is_own_clock: bool) -> None:
         self._clock = clock
-        self._settled_ms = SETTLED_MS if is_own_clock else SETTLED_MS + _CLOCKS_DIFFER_MS
+        self._settled_ms = SETTLED_MS if is_own_clock else SETTLED_MS + CLOCKS_DIFFER_MS
         self._seen: tuple[int, int] = (0, 0)  # the last change, and the steady time at which it was seen
 
     def is_over(self, switched_ms: int) -> bool:
