@@ -208,7 +208,7 @@ def test_further_requests_of_a_connection_are_served_until_it_asks_for_its_end(s
     first = b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab"
     second = b"\r\nGET http://a/b?c HTTP/1.1\r\nHost: a\r\nConnection: x, Close\r\n\r\n"
 
-    answer = exchange(server, first, second, second)
+    answer = exchange(server, first + second + second)  # at once: the server closes after the second one
 
     assert answer.count(b"HTTP/1.1 200 OK") == 2
     assert b"POST  /a [] ab" in answer

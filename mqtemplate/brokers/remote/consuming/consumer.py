@@ -188,6 +188,7 @@ class RemoteConsumer(Consumer):
         if removed:
             self._assignment -= removed
             self._give_up(removed)
+            self._unlock_idle(removed)
             self.wake()  # the caller of `poll` unlocks them when it has finished their messages
         is_complete = True
         locked = self.locks.valid()
@@ -332,7 +333,7 @@ class RemoteConsumer(Consumer):
 
     def lock_soon(self, queue: MessageQueue) -> bool:
         self._set_ordered()
-        if not self.locks.is_ready(queue):
+        if not self.locks.take(queue):
             if self.locks.request(queue):
                 self.on_locks_due()
             return False
@@ -363,7 +364,13 @@ class RemoteConsumer(Consumer):
         self._position(locked)
         if locked:
             self.wake()
+        self._unlock_idle(locked - self._assignment)  # given up while the request was sent
         return not self.locks.take_requested(self._assignment)
+
+    def _unlock_idle(self, queues: Collection[MessageQueue]) -> None:
+        """Have queues unlocked that the caller of `lock_soon` does not know to be locked."""
+        if self.locks.give_up(queues):
+            self.on_locks_due()
 
     def renew_locks(self) -> bool:
         """Renew the locks; return False if a broker did not answer."""

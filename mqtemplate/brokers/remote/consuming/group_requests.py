@@ -223,7 +223,8 @@ class HeldQueueLocks:
     """The locks of one member. A lock that was not renewed for *live_ms* counts as lost.
 
     A queue is *ready* when it is locked and its read position was set after that: the previous member may have
-    committed until it unlocked the queue.
+    committed until it unlocked the queue. A ready queue is the caller's from `take` to `release`. One that was locked
+    and not taken has no one who would release it: `give_up` does.
 
     A lock that was lost and is renewed stays lost for the caller until it requests the lock again: another member may
     have had it, and may have handled the messages that the caller polled before.
@@ -238,6 +239,7 @@ class HeldQueueLocks:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _renewed_ms: dict[MessageQueue, int] = field(default_factory=dict, init=False)
     _ready: set[MessageQueue] = field(default_factory=set, init=False)
+    _taken: set[MessageQueue] = field(default_factory=set, init=False)
     _requested: set[MessageQueue] = field(default_factory=set, init=False)
     _released: set[MessageQueue] = field(default_factory=set, init=False)
     _regained: frozenset[MessageQueue] = field(default=frozenset(), init=False)  # lost and renewed, not requested again
@@ -249,8 +251,18 @@ class HeldQueueLocks:
         return queue in self._renewed_ms
 
     def is_ready(self, queue: MessageQueue) -> bool:
-        """Return True if the queue may be read."""
+        """Return True if the queue may be taken."""
         return queue in self._ready and queue not in self.lost()
+
+    def take(self, queue: MessageQueue) -> bool:
+        """Give a ready queue to the caller; return False if it is not ready."""
+        if not self.is_ready(queue):
+            return False
+        with self._lock:
+            is_taken = queue in self._ready  # it may have been given up since
+            if is_taken:
+                self._taken.add(queue)
+            return is_taken
 
     def lost(self) -> frozenset[MessageQueue]:
         """Return the queues whose locks were not renewed in time: they must not be read."""
@@ -291,8 +303,19 @@ class HeldQueueLocks:
     def release(self, queue: MessageQueue) -> None:
         """Have a queue unlocked by the next `take_released`."""
         with self._lock:
-            self._ready.discard(queue)
-            self._released.add(queue)
+            self._release([queue])
+
+    def give_up(self, queues: Iterable[MessageQueue]) -> bool:
+        """Release the queues that are locked and that the caller has not taken; return False if there are none."""
+        with self._lock:
+            idle = [queue for queue in queues if queue in self._renewed_ms and queue not in self._taken]
+            self._release(idle)
+            return bool(idle)
+
+    def _release(self, queues: Collection[MessageQueue]) -> None:
+        self._ready.difference_update(queues)
+        self._taken.difference_update(queues)
+        self._released.update(queues)
 
     def take_requested(self, assignment: Collection[MessageQueue]) -> list[MessageQueue]:
         """Return the queues that are requested; forget those that are not assigned."""
@@ -317,6 +340,8 @@ class HeldQueueLocks:
         [(_, locked)] = self._lock_all([queue]).items()
         if isinstance(locked, BrokerError):
             raise locked
+        with self._lock:
+            self._taken |= locked
         self._forget_loss(locked)
         return queue in locked
 
@@ -373,6 +398,7 @@ class HeldQueueLocks:
             for queue in lost.difference(assignment):
                 self._renewed_ms.pop(queue, None)
                 self._ready.discard(queue)
+                self._taken.discard(queue)
             held = frozenset(self._renewed_ms)
             self._regained = lost & held  # before the request: there is no moment at which they look valid
         locked = self._acquire(held)
@@ -386,6 +412,7 @@ class HeldQueueLocks:
         with self._lock:
             held = [queue for queue in queues if self._renewed_ms.pop(queue, None) is not None]
             self._ready.difference_update(held)
+            self._taken.difference_update(held)
             self._regained -= frozenset(held)
         if held:
             self.requests.unlock(_by_broker(held))

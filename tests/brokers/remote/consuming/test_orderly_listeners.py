@@ -6,16 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
 from mqtemplate.broker import Consumer
 from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry, message_listener
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
+from mqtemplate.server import BrokerServer
 from tests.brokers.remote.clients import (
     assign_again,
     bodies,
@@ -109,6 +113,53 @@ def test_a_member_does_not_commit_a_queue_that_another_one_has_locked(tmp_path: 
         member.close()
 
         assert cluster.engine.groups.committed_offset("billing", queue) is None
+
+
+def test_a_locked_queue_that_was_given_up_before_it_was_read_is_unlocked(tmp_path: Path) -> None:
+    """Nobody would unlock it later, and its renewals would keep the next member away for ever."""
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        queue = one_queue(broker)
+        member = join(broker, "orders")
+        assert isinstance(member, RemoteConsumer)
+        assert not member.lock_soon(queue)
+        eventually(lambda: member.locks.is_ready(queue), "the queue is locked")
+
+        give_up_all(member)
+
+        eventually(lambda: is_locked_by_other(cluster, queue), "another member locks the queue")
+
+
+def test_a_queue_that_is_given_up_while_it_is_being_locked_is_unlocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        queue = one_queue(broker)
+        member = join(broker, "orders")
+        assert isinstance(member, RemoteConsumer)
+        lock, is_locked = cluster.broker.locks.lock, Event()
+
+        def lock_late(*arguments: Any) -> list[MessageQueue]:
+            locked = lock(*arguments)
+            give_up_all(member)
+            is_locked.set()
+            return locked
+
+        monkeypatch.setattr(cluster.broker.locks, "lock", lock_late)
+        assert not member.lock_soon(queue)
+        assert is_locked.wait(60)
+        monkeypatch.undo()
+
+        eventually(lambda: is_locked_by_other(cluster, queue), "another member locks the queue")
+
+
+def give_up_all(member: RemoteConsumer) -> None:
+    """Take all queues from a member, as a rebalance does when others have joined."""
+    with member._assigning:
+        member._assign(set())
+
+
+def is_locked_by_other(cluster: BrokerServer, queue: MessageQueue) -> bool:
+    return bool(cluster.broker.locks.lock("billing", "another member", [queue]))
 
 
 def test_a_broker_that_does_not_answer_locks_delays_no_other_broker(tmp_path: Path) -> None:
