@@ -200,7 +200,7 @@ class Copier:
 
     def _samples(self) -> Iterator[MetricSample]:
         """Yield the gauges of the copy; ``copy.snapshot_age_ms`` once it has a snapshot."""
-        health = self.health()
+        health, now_ms = self.health(), self._clock.now_ms()
         gauges: dict[str, int | None] = {
             "copy.lag_bytes": health.lag_bytes,
             "copy.lag_ms": health.lag_ms,
@@ -208,8 +208,9 @@ class Copier:
             "copy.failing": int(health.error is not None and not health.is_refused),
             "copy.refused": int(health.is_refused),
             "copy.fenced": int(self.lease is not None and self.lease.refusal() is not None),
-            "copy.snapshot_age_ms": None if health.snapshot_ms is None else self._clock.now_ms() - health.snapshot_ms,
+            "copy.snapshot_age_ms": None if health.snapshot_ms is None else now_ms - health.snapshot_ms,
             "copy.snapshot_overdue_ms": max(self._clock.steady_ms() - self._snapshot_due_ms, 0),
+            "copy.follower_silent_ms": max((now_ms - each.seen_ms for each in health.followers), default=None),
         }
         for name, value in gauges.items():
             if value is not None:

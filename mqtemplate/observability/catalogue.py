@@ -184,6 +184,8 @@ INSTRUMENTS: tuple[Instrument, ...] = (
     _gauge("copy.fenced", "1", "1 while nothing is accepted or released because the lease of the copy is over"),
     _gauge("copy.snapshot_age_ms", "s", "Age of the last snapshot in the copy"),
     _gauge("copy.snapshot_overdue_ms", "s", "Time by which the next snapshot is overdue; 0 if it is not due"),
+    _gauge("copy.follower_silent_ms", "s",
+           "Time since a follower was last current, the longest of all; missing while none follows"),
     _counter("copy.copied_bytes", "By", "Bytes written to the copy, compressed"),
     _counter("copy.failures", "{attempt}", "Failed attempts to write to the copy"),
     _counter("copy.gaps", "{gap}", "Times that files were deleted before they were copied"),

@@ -339,12 +339,15 @@ def test_a_sign_of_a_follower_is_forgotten_after_a_day(shop: Shop) -> None:
         harness.advance("2s")
         standby = follower(shop)
         standby.catch_up()  # killed after that
+        assert "follower_silent_ms" not in copy_metrics(broker), "the owner has not read it yet"
         harness.advance("1h")
         assert len(broker.copy_health().followers) == 1
+        assert copy_metrics(broker)["follower_silent_ms"] == 3_600_000
 
         harness.advance("24h")
 
         assert broker.copy_health().followers == ()
+        assert "follower_silent_ms" not in copy_metrics(broker)
         assert shop.objects.list("followers/") == {}
 
 
