@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from mqtemplate.broker import Consumer
 from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers.remote.cluster.failures import LostBrokers
 from mqtemplate.brokers.remote.consuming import group_requests
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.consuming.group_requests import HeldQueueLocks
@@ -209,6 +210,22 @@ def test_a_lock_that_is_requested_while_the_member_closes_is_unlocked(
         member.close()
 
     assert is_locked_by_other(our_server, queue)
+
+
+def test_a_lock_is_lost_with_its_connection_also_while_the_broker_counts_as_away(
+    our_client: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue may have been locked again before the broker was found to be back."""
+    monkeypatch.setattr(LostBrokers, "update", lambda *_: None)  # it is not found to be back yet
+    queue = one_queue(our_client)
+    member = join(our_client, "orders")
+    address = our_client.client_context.routes.master(queue.broker_name)
+    our_client._client._on_lost(address)
+    eventually(lambda: member.lock_soon(queue), "the queue is locked")
+
+    our_client._client._on_lost(address)
+
+    assert queue in member.lost_locks()
 
 
 def test_a_lock_that_was_lost_is_not_used_before_the_commits_of_others_are_read(
