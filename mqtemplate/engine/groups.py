@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 from urllib.parse import quote
 
@@ -185,6 +186,7 @@ class ConsumerGroup:
         with self._lock:
             self._members = {key: other for key, other in self._members.items() if other is not member}
             self._queue_locks = {queue: owner for queue, owner in self._queue_locks.items() if owner is not member}
+            member.assign(set())
         self.rebalance()
 
     def rebalance(self) -> None:
@@ -202,6 +204,12 @@ class ConsumerGroup:
         """Close all members."""
         for member in list(self._members.values()):
             member.close()
+
+    def commit(self, queue: MessageQueue, member: EmbeddedConsumer, commit: Callable[[], None]) -> None:
+        """Call *commit*, unless another member may have the queue: its commits must stay."""
+        with self._lock:
+            if queue in member.assignment() or self._queue_locks.get(queue) is member:
+                commit()
 
     def lock(self, queue: MessageQueue, member: EmbeddedConsumer) -> bool:
         """Lock a queue for *member*; return False if another member has the lock."""
@@ -269,7 +277,10 @@ class EmbeddedConsumer(Consumer):
         with self._lock:
             self._positions = {queue: at for queue, at in self._positions.items() if queue in queues}
             self._turn = sorted(queues)
+            removed = self._assignment - queues
             self._assignment = frozenset(queues)
+        if removed:
+            self.wake()  # the caller of `poll` discards their messages
         self._wake_event.set()
 
     def assignment(self) -> frozenset[MessageQueue]:
@@ -390,7 +401,8 @@ class EmbeddedConsumer(Consumer):
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self._owner.check()
         with self._lock:
-            self._positions[queue] = self._starts[queue] = queue_offset
+            if queue in self._assignment:  # else it would count when the queue is assigned again
+                self._positions[queue] = self._starts[queue] = queue_offset
         self._wake_event.set()
 
     def start(self, queue: MessageQueue) -> int:
@@ -406,7 +418,11 @@ class EmbeddedConsumer(Consumer):
 
     def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         self._owner.check()
-        self._offsets.commit(self.spec.group, queue.topic, queue.queue_id, queue_offset)
+        commit = partial(self._offsets.commit, self.spec.group, queue.topic, queue.queue_id, queue_offset)
+        if self.is_clustering:
+            self._group.commit(queue, self, commit)
+        else:
+            commit()
 
     def send_back(
         self,

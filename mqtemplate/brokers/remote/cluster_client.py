@@ -8,7 +8,7 @@ from mqtemplate.broker import Capability, DelayConsole, DelayedMessages
 from mqtemplate.brokers.remote.cluster.client import ClientContext, ClientInstance, GroupMember, Handler, SentOffsets
 from mqtemplate.brokers.remote.cluster.failures import LostBrokers, Outages, log_failure
 from mqtemplate.brokers.remote.cluster.queries import Queries
-from mqtemplate.brokers.remote.cluster.routes import NameServers, RouteTable
+from mqtemplate.brokers.remote.cluster.routes import MASTER_ID, NameServers, RouteTable
 from mqtemplate.brokers.remote.cluster.settings import Namespace, RemoteSettings
 from mqtemplate.brokers.remote.consuming.consumer import AdminRequests
 from mqtemplate.brokers.remote.consuming.members import Members
@@ -296,7 +296,7 @@ class ClusterClient:
             log_failure(_log, "remote.route_refresh_failed", exc)
         self.members.register()
         self._follow_capabilities()
-        self._lost.update(self._routes.brokers(), self.members.answered())
+        self._lost.update(self._routes.brokers(), self.members.answered)
         is_settled = self._lost.is_empty and not self._awaits_brokers and now_ms >= self._unsettled_until_ms
         return None if is_settled else _RECOVERY_MS
 
@@ -318,10 +318,11 @@ class ClusterClient:
     def _on_lost(self, address: str) -> None:
         if self._is_closing:
             return
-        broker_name = self._lost.add(address, self._routes.brokers())
-        if broker_name is not None:
-            if not self._routes.is_replica(broker_name, address):
-                self.members.lose_locks(broker_name)
+        brokers = self._routes.brokers()
+        for name, by_id in brokers.items():
+            if by_id.get(MASTER_ID) == address:  # also if it is away already: locks may have been taken since
+                self.members.lose_locks(name)
+        if self._lost.add(address, brokers) is not None:
             self._recovery.trigger()
 
 

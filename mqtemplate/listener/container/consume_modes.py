@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import threading
 from collections import deque
@@ -62,6 +63,9 @@ class PullConcurrentService(ConcurrentConsumeService[ProcessQueue]):
             )
             self._ready = self._keyed  # type: ignore[assignment]  # it has the methods of a deque that are called
         self._uncommitted = 0  # messages finished since the last commit; roughly, since threads share it
+
+    def give_up_reassigned(self) -> None:
+        """Do nothing: the messages of dropped queues are discarded when a thread takes them."""
 
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues from which no message may be fetched now: those that are full."""
@@ -165,19 +169,25 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         self._suspend_ms = self.endpoint.settings.suspend_current_queue_time_millis
         self._ordered: dict[MessageQueue, _OrderedQueue] = {}
         self._locked: set[MessageQueue] = set()
+        self._lost: set[MessageQueue] = set()  # their locks were lost, and not locked again; not unlocked either
         self._lock_retries: dict[MessageQueue, int] = {}  # queue locked by another member -> time of the next try
 
     def excluded(self) -> frozenset[MessageQueue]:
         """Return the queues that are full, and those that another member or a thread of this one has not finished."""
-        self._drop_lost()
+        self.give_up_reassigned()
         assignment = self.consumer.assignment()
-        if self._locked - assignment:
-            self.discard_dropped()
-        for queue in self._locked - assignment:
-            self._unlock_when_idle(queue)
         for queue in self._lock_retries.keys() - assignment:
             del self._lock_retries[queue]
         return self.queues.full().union([queue for queue in assignment if not self._may_read(queue)])
+
+    def give_up_reassigned(self) -> None:
+        """Unlock the queues that other members have by now, also while the listener is paused: they wait for that."""
+        self._drop_lost()
+        given_up = (self._locked | self._lost) - self.consumer.assignment()
+        if given_up:
+            self.discard_dropped()
+        for queue in given_up:
+            self._unlock_when_idle(queue)
 
     def _drop_lost(self) -> None:
         """Drop the queues whose locks another member may have by now; they are locked again before they are read."""
@@ -186,6 +196,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             for queue in lost:
                 self.queues.drop(queue)
             self._locked -= lost
+            self._lost |= lost
             self.discard_dropped()
 
     def _may_read(self, queue: MessageQueue) -> bool:
@@ -204,6 +215,7 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         if self.consumer.lock_soon(queue):
             self._lock_retries.pop(queue, None)
             self._locked.add(queue)
+            self._lost.discard(queue)
             return True
         now_ms = self.clock.steady_ms()
         if self._lock_retries.get(queue, 0) <= now_ms:
@@ -217,7 +229,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
             if ordered.busy:
                 return
             self._finish_dropped(ordered)
-        self._locked.remove(queue)
+        self._locked.discard(queue)
+        self._lost.discard(queue)  # its lock may have been regained meanwhile
         self.consumer.unlock_soon(queue)
 
     def accept(self, messages: Sequence[MessageExt]) -> None:
@@ -266,6 +279,8 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
                 self._release(ordered)
             else:
                 self._delay(ordered, delay_ms)
+                if ordered.process.dropped:  # while its handler ran: the polling thread has looked for it before
+                    self.discard_dropped()
         self.queues.commit()
         return delay_ms is not None or not self.is_paused
 
@@ -292,12 +307,20 @@ class OrderlyConsumeService(ConsumeService[_OrderedQueue, MessageExt]):
         return None
 
     def discard_dropped(self) -> None:
-        """Make suspended queues that were dropped ready, so that a thread discards their messages now."""
+        """Discard the messages of dropped queues that no thread has: of suspended ones, and while no thread runs."""
         with self._delayed_lock:
-            dropped = [each for each in self._delayed if each[2].process.dropped]
+            dropped = [each[2] for each in self._delayed if each[2].process.dropped]
             self._delayed = [each for each in self._delayed if not each[2].process.dropped]
             heapq.heapify(self._delayed)
-            self._ready.extend(ordered for _, _, ordered in dropped)
+        for ordered in self._ready.copy():
+            if ordered.process.dropped:
+                with contextlib.suppress(ValueError):  # a thread has taken it meanwhile
+                    self._ready.remove(ordered)
+                    dropped.append(ordered)
+        for ordered in dropped:
+            with ordered.lock:
+                ordered.messages.clear()
+            self._release(ordered)
 
     def _release(self, ordered: _OrderedQueue) -> None:
         with ordered.lock:
@@ -378,6 +401,7 @@ class PullMembership(Membership):
         service = kind(consumer=self.consumer, queues=self.queues, **self._service_arguments())
         self._take: Callable[[Sequence[MessageExt]], None] = service.accept
         self._excluded = service.excluded
+        self._give_up_reassigned = service.give_up_reassigned
         self.wake_fetch = self.consumer.wake
         self._repositioning = Repositioning(broker, self.consumer, self.queues, service.discard_dropped)
         return service
@@ -391,6 +415,10 @@ class PullMembership(Membership):
 
     def reposition(self, move: Callable[[Repositioning], None]) -> None:
         self.run_when_polling(lambda: move(self._repositioning))
+
+    def _follow_assignment(self) -> None:
+        self.queues.refresh()
+        self._give_up_reassigned()
 
     def _fetch(self, wait_ms: int) -> bool:
         self.queues.refresh()

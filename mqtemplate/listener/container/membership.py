@@ -193,6 +193,9 @@ class Membership(ABC):
     def _fetch(self, wait_ms: int) -> bool:
         """Fetch messages for the consume service. Return True if there may be more to fetch at once."""
 
+    def _follow_assignment(self) -> None:  # noqa: B027  a member that receives by POP has no queues of its own
+        """Give up the queues that other members have by now, while no message is fetched."""
+
     def _give_back(self) -> None:  # noqa: B027  a pulling member keeps them
         """Let other members have the fetched messages that no handler has, while this one handles nothing."""
 
@@ -382,6 +385,8 @@ class Membership(ABC):
         self._give_back_if_paused()
         self.service.release_due(now_ms)
         self._handle_ready()
+        if self.is_running and not self._may_fetch:
+            self._follow_assignment()
         found = self._may_fetch and now_ms >= self._next_poll_ms and self._fetch(0)
         self._handle_ready()
         if not self.is_running:
@@ -433,6 +438,7 @@ class Membership(ABC):
         self._give_back_if_paused()
         rest_ms = self._next_poll_ms - now_ms if self._resume_ms is None else max(self._resume_ms - now_ms, 1)
         if not self._may_fetch or rest_ms > 0:
+            self._follow_assignment()
             self._wake_event.wait((min(wait_ms, rest_ms) if rest_ms > 0 else wait_ms) / 1_000)
             self._wake_event.clear()
         elif self._fetch(wait_ms):

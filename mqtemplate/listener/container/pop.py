@@ -33,6 +33,7 @@ _MOST_UNSETTLED = 4_000
 _MOST_BYTES = 16 << 20
 _RETRY_MS = 1_000
 _JOIN_S = 10.0
+_WAKE_S = 0.1
 
 
 class _Order:
@@ -152,6 +153,7 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
             return super()._take()
         work: list[PopDelivery] = []
         released: list[PopDelivery] = []
+        has_dropped = False
         with self._order_lock:
             while self._ready and len(work) < self._take_size:
                 head, _ = self._ready.popleft()
@@ -159,6 +161,7 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
                 if head.dropped:
                     released += order.waiting
                     del self._orders[head.order]
+                    has_dropped = True
                     continue
                 work.append(head)
                 order.taken += 1
@@ -166,6 +169,8 @@ class PopConsumeService(ConcurrentConsumeService[PopDelivery]):
                     work.append(order.waiting.popleft())
                     order.taken += 1
         self.deliveries.release(released)
+        if has_dropped:
+            self.on_free()  # another order may be received instead
         return [(delivery, delivery.message) for delivery in work]
 
     def _put_back(self, work: Sequence[tuple[PopDelivery, MessageExt]]) -> None:
@@ -335,8 +340,10 @@ class PopMembership(Membership):
 
     def stop(self) -> int:
         for thread in self._receivers:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+            deadline = time.monotonic() + _JOIN_S
+            while thread is not threading.current_thread() and thread.is_alive() and time.monotonic() < deadline:
+                self._pop.wake(self._settings.group)  # again: it may not have waited yet when it was woken before
+                thread.join(_WAKE_S)
         return super().stop() + self.deliveries.unsettled_count
 
     def resize(self, number: int, maximum: int) -> None:

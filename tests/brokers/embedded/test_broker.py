@@ -227,6 +227,56 @@ def test_the_new_queues_of_a_topic_are_assigned(broker: EmbeddedBroker) -> None:
     assert sorted(queue.queue_id for queue in consumer.assignment() if queue.topic == "orders") == [0, 1, 2]
 
 
+def two_members(broker: EmbeddedBroker) -> tuple[Consumer, Consumer, MessageQueue]:
+    """Return two members of a group, and a queue that the second one has got from the first."""
+    broker.create_topic("orders", 2)
+    first = join(broker)
+    second = join(broker)
+    return first, second, max(queue for queue in second.assignment() if queue.topic == "orders")
+
+
+def test_a_late_commit_of_the_previous_member_does_not_replace_the_commits_of_the_next(broker: EmbeddedBroker) -> None:
+    first, second, queue = two_members(broker)
+    second.commit(queue, 3)
+
+    first.commit(queue, 1)
+
+    assert broker.groups.committed_offset("g", queue) == 3
+
+
+def test_the_previous_member_commits_while_it_has_the_queue_locked(broker: EmbeddedBroker) -> None:
+    """The next one waits for the lock, and continues after that commit."""
+    first, second, queue = two_members(broker)
+    assert first.lock(queue)
+
+    first.commit(queue, 1)
+
+    assert second.committed(queue) == 1
+
+
+def test_a_late_seek_of_the_previous_member_does_not_count_when_the_queue_returns(broker: EmbeddedBroker) -> None:
+    first, second, queue = two_members(broker)
+    for body in (b"0", b"1"):
+        broker.sends.send(Message("orders", body), queue)
+
+    first.seek(queue, 0)
+    second.commit(queue, 1)
+    second.close()
+
+    assert [message.body for message in first.poll(10)] == [b"1"]
+
+
+def test_a_poll_returns_when_another_member_gets_a_queue() -> None:
+    """The caller discards the messages that it has of that queue: the other member handles them."""
+    with EmbeddedBroker() as broker, ThreadPoolExecutor(1) as pool:
+        first = join(broker)
+        polled = pool.submit(first.poll, 10, PATIENCE_S * 10_000)
+
+        join(broker)
+
+        assert polled.result(PATIENCE_S) == []
+
+
 def test_each_broadcasting_member_has_its_own_offsets_and_they_survive_a_restart(tmp_path: Path) -> None:
     clock, member = VirtualClock(), {"message_model": MessageModel.BROADCASTING, "instance_name": "one"}
     with EmbeddedBroker(tmp_path, SMALL, clock) as broker:

@@ -62,6 +62,12 @@ def assign_again(member: Consumer, share: set[MessageQueue]) -> None:
         member._assign(share)
 
 
+def give_up_all(member: RemoteConsumer) -> None:
+    """Take all queues from a member, as a rebalance does when others have joined."""
+    with member._assigning:
+        member._assign(set())
+
+
 def one_queue(broker: RemoteBroker, topic: str = "orders") -> MessageQueue:
     """Create a topic with one queue, and return it."""
     broker.create_topic(topic, 1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.calls.pauses import PauseListener
 from mqtemplate.listener import message_listener
 from mqtemplate.record.dead_letter import iso_time
 
@@ -68,3 +70,30 @@ def test_a_failure_is_one_structured_error_with_its_stack(app: App) -> None:
         "retry_in_ms": 10_000,
         "retry_at": iso_time(app.broker.clock.now_ms() + 10_000),
     }
+
+
+def test_a_resumed_member_does_not_handle_what_was_reassigned_while_it_was_paused(app: App) -> None:
+    """It had fetched the messages before. Another member has handled them since."""
+    received: list[tuple[str, str]] = []
+
+    def listener(name: str) -> Callable[..., None]:
+        @message_listener(topic="orders", consumer_group="billing", id=name)
+        def bill(body: str) -> None:
+            if name == "first" and not received:
+                raise PauseListener("1h")
+            received.append((name, body))
+
+        return bill
+
+    [first] = app.registry.register(listener("first"))
+    [second] = app.registry.register(listener("second"))
+    first.start()
+    app.send("orders", "0", "1", queue_id=3)
+    app.run_until_idle()
+    second.start()
+    app.advance("10s")
+
+    first.resume()
+    app.advance("10s")
+
+    assert received == [("second", "0"), ("second", "1")]

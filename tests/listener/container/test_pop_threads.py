@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from mqtemplate import ConsumeMode, MessageExt, MessageRequestMode
 from mqtemplate.errors import BrokerError
 from mqtemplate.listener import ContainerState, message_listener
+from mqtemplate.listener.container import pop as pop_module
 from tests.listener.concurrency import Counted, check_changes
 from tests.listener.conftest import Gate
 from tests.waiting import PATIENCE_S, eventually
@@ -214,3 +215,67 @@ def test_a_closed_broker_shows_in_the_state(threaded_app: App) -> None:
     eventually(lambda: container.state is ContainerState.BROKEN, "the state shows it")
     container.stop()
     assert container.state is ContainerState.STOPPED
+
+
+def test_a_stop_ends_a_receive_that_begins_at_the_same_moment(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread was not waiting yet when the stop woke it, and would wait as long as the broker lets it."""
+    receiving, woken = Event(), Event()
+    pop = threaded_app.broker.pop
+    receive, wake = pop.receive, pop.wake
+
+    def receive_late(*arguments: Any, **options: Any) -> Any:
+        receiving.set()
+        assert woken.wait(PATIENCE_S)
+        return receive(*arguments, **options)
+
+    def wake_first(group: str) -> None:
+        wake(group)
+        woken.set()
+
+    monkeypatch.setattr(pop, "receive", receive_late)
+    monkeypatch.setattr(pop, "wake", wake_first)
+    monkeypatch.setattr(pop_module, "_LONG_POLL_MS", PATIENCE_S * 10_000)
+    monkeypatch.setattr(pop_module, "_JOIN_S", PATIENCE_S)
+    container = threaded_app.listen(Gate().listener(request_mode=POP))
+    assert receiving.wait(PATIENCE_S)
+    member = container.member
+    assert isinstance(member, pop_module.PopMembership)
+
+    container.stop()
+
+    assert not [thread.name for thread in member._receivers if thread.is_alive()]
+
+
+def test_a_listener_goes_on_after_the_last_message_that_it_had_has_expired(
+    threaded_app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler before has ended, and no other one begins: nothing else would have the next message received."""
+    gate = Gate()
+    threaded_app.send("orders", "first")
+    container = threaded_app.listen(
+        gate.listener(request_mode=POP, consume_mode=ConsumeMode.ORDERLY, consume_thread_number=1)
+    )
+    member = container.member
+    assert isinstance(member, pop_module.PopMembership)
+    gate.await_started(1)
+    threaded_app.send("orders", "expired", queue_id=1)
+    service = member._service
+    eventually(lambda: len(service._orders) == 2 and member._waiting, "both are received, and no more")
+    [(delivery, _)] = service._ready
+    take = service._take
+
+    def take_after_the_report() -> Any:
+        eventually(lambda: len(service._orders) == 1, "the first one is settled")
+        return take()
+
+    monkeypatch.setattr(service, "_take", take_after_the_report)
+    service.deliveries._drop(delivery, TimeoutError("its invisible time was over"))
+    gate.proceed.set()
+    assert gate.take() == ["first"]
+    eventually(lambda: not service._orders, "the expired one is discarded")
+    monkeypatch.setattr(service, "_take", take)
+    threaded_app.send("orders", "next", queue_id=2)
+
+    assert gate.take() == ["next"]

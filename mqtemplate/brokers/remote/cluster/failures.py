@@ -216,28 +216,30 @@ class LostBrokers:
         Returns:
             The name of the broker, or None if no broker has this address, or it is known to be away.
         """
-        if address in self._lost:
-            return None
-        for name, by_id in brokers.items():
-            for broker_id, at in by_id.items():
-                if at == address:
-                    with self._lock:
+        with self._lock:
+            if address in self._lost:
+                return None
+            for name, by_id in brokers.items():
+                for broker_id, at in by_id.items():
+                    if at == address:
                         self._lost[address] = _LostBroker(name, broker_id, self._clock.steady_ms())
                         self.is_empty = False
-                    return name
+                        return name
         return None
 
-    def update(self, brokers: Mapping[str, Mapping[int, str]], answered: frozenset[str]) -> None:
+    def update(self, brokers: Mapping[str, Mapping[int, str]], answered: Callable[[], frozenset[str]]) -> None:
         """Remove the brokers that are back, and those that need not be looked for any more.
 
         Args:
-            answered: Addresses that have answered a heartbeat since they were lost.
+            answered: Returns the addresses that have answered a heartbeat since they were lost. A loss after the call
+                is a new one.
         """
         with self._lock:
+            back = answered()
             self._lost = {
                 address: lost
                 for address, lost in self._lost.items()
-                if self._is_away(address, lost, brokers.get(lost.broker_name, {}), answered)
+                if self._is_away(address, lost, brokers.get(lost.broker_name, {}), back)
             }
             self.is_empty = not self._lost
 

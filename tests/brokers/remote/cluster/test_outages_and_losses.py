@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from structlog.testing import capture_logs
@@ -66,7 +67,7 @@ class Losses:
     def update(self, answered: str = "", without: str = "", moved: str = "") -> Iterator[str]:
         """Compare with the routes, and with the addresses that have answered a heartbeat."""
         brokers = {name: by_id for name, by_id in _brokers(moved).items() if name[-1].upper() not in without}
-        self._lost.update(brokers, frozenset(ADDRESSES[name] for name in answered))
+        self._lost.update(brokers, lambda: frozenset(ADDRESSES[name] for name in answered))
         yield "all are back" if self._lost.is_empty else "away"
 
 
@@ -83,3 +84,20 @@ def _lines(logs: object) -> Iterator[str]:
 @pytest.mark.parametrize("script", scripts_in(Path(__file__).with_name("scripts")), ids=lambda path: path.stem)
 def test_losses_are_handled_as_the_script_says(script: Path) -> None:
     check_script(script, Losses())
+
+
+def test_a_broker_that_is_lost_while_it_is_found_to_be_back_is_looked_for() -> None:
+    """Else nothing would register the members there soon."""
+    lost, brokers = LostBrokers(VirtualClock()), _brokers()
+    lost.add(ADDRESSES["A"], brokers)
+    losing = Thread(target=lost.add, args=(ADDRESSES["A"], brokers))
+
+    def answered() -> frozenset[str]:
+        found = frozenset(ADDRESSES.values())
+        losing.start()
+        return found
+
+    lost.update(brokers, answered)
+    losing.join()
+
+    assert not lost.is_empty

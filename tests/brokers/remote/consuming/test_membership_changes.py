@@ -7,10 +7,14 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.message import Message
-from tests.brokers.remote.clients import client, join, server
+from tests.brokers.remote.clients import client, give_up_all, join, one_queue, send_numbers, server
 from tests.waiting import PATIENCE_S
 
 MESSAGES = 2_000
@@ -71,3 +75,27 @@ def test_no_message_is_lost_while_members_join_and_leave(tmp_path: Path) -> None
 
     missing = {b"%d" % number for number in range(MESSAGES)} - handled.counts.keys()
     assert (was_complete, missing) == (True, set())
+
+
+def test_a_commit_of_a_queue_that_is_given_up_meanwhile_is_not_kept(
+    our_client: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the queue it would come back, and precede the commits of the member that had the queue in between."""
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    member = join(our_client, "orders")
+    assert isinstance(member, RemoteConsumer)
+    commit = member.offsets.commit
+
+    def commit_late(*arguments: Any) -> None:
+        give_up_all(member)
+        commit(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(member.offsets, "commit", commit_late)
+        member.commit(queue, 1)
+    our_client.groups.commit_offset("billing", queue, 3)
+    with member._assigning:
+        member._assign({queue})
+
+    assert member.position(queue) == 3

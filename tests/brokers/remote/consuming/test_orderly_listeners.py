@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -13,17 +13,23 @@ from structlog.testing import capture_logs
 
 from mqtemplate.broker import Consumer
 from mqtemplate.brokers import RemoteBroker
+from mqtemplate.brokers.remote.cluster.failures import LostBrokers
+from mqtemplate.brokers.remote.consuming import group_requests
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
+from mqtemplate.brokers.remote.consuming.group_requests import HeldQueueLocks
+from mqtemplate.brokers.remote.consuming.pulls import PullLoop
 from mqtemplate.converter import JsonMessageConverter
+from mqtemplate.errors import BrokerError
 from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry, message_listener
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
 from mqtemplate.remoting.protocol.headers.message import PullMessageRequestHeader
-from mqtemplate.server import BrokerServer
+from mqtemplate.server import LocalCluster
 from tests.brokers.remote.clients import (
     assign_again,
     bodies,
     client,
+    give_up_all,
     join,
     message_ext,
     one_queue,
@@ -33,7 +39,7 @@ from tests.brokers.remote.clients import (
 from tests.brokers.remote.consuming.test_consumer import pulled
 from tests.brokers.remote.scripted_cluster import ScriptedBroker
 from tests.brokers.remote.scripted_group import ScriptedGroups
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 
 @contextmanager
@@ -152,13 +158,152 @@ def test_a_queue_that_is_given_up_while_it_is_being_locked_is_unlocked(
         eventually(lambda: is_locked_by_other(cluster, queue), "another member locks the queue")
 
 
-def give_up_all(member: RemoteConsumer) -> None:
-    """Take all queues from a member, as a rebalance does when others have joined."""
-    with member._assigning:
-        member._assign(set())
+def test_a_queue_that_is_given_up_while_a_handler_runs_after_its_lock_was_regained_is_unlocked(
+    our_server: LocalCluster, our_client: RemoteBroker
+) -> None:
+    """The listener does not count it as locked any more. Without an unlock the next member waits for a minute."""
+    gate = Event()
+    received: list[str] = []
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    with listening(our_client, received, gate=gate) as container:
+        eventually(lambda: "1" in received, "the handler has the second message")
+        member = container.member.consumer
+        assert isinstance(member, RemoteConsumer)
+        member.locks.lose(queue.broker_name)
+        member.renew_locks()
+        wait_for_fetch(container)
+
+        give_up_all(member)
+        member.renew_locks()
+        during = is_locked_by_other(our_server, queue)
+        gate.set()
+        eventually(lambda: is_locked_by_other(our_server, queue), "another member locks the queue")
+
+    assert not during
 
 
-def is_locked_by_other(cluster: BrokerServer, queue: MessageQueue) -> bool:
+def test_a_lock_that_is_requested_while_the_member_closes_is_unlocked(
+    our_server: LocalCluster, our_client: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = one_queue(our_client)
+    member = join(our_client, "orders")
+    locking, closing = Event(), Event()
+    lock, close = our_server.broker.locks.lock, HeldQueueLocks.close
+
+    def lock_late(*arguments: Any) -> list[MessageQueue]:
+        locked = lock(*arguments)
+        locking.set()
+        closing.wait()
+        return locked
+
+    def close_meanwhile(locks: HeldQueueLocks) -> None:
+        closing.set()
+        close(locks)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(group_requests, "_LOCK_TIMEOUT_MS", PATIENCE_S * 1_000)
+        patched.setattr(our_server.broker.locks, "lock", lock_late)
+        patched.setattr(HeldQueueLocks, "close", close_meanwhile)
+        assert not member.lock_soon(queue)
+        locking.wait()
+        member.close()
+
+    assert is_locked_by_other(our_server, queue)
+
+
+def test_a_lock_is_lost_with_its_connection_also_while_the_broker_counts_as_away(
+    our_client: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue may have been locked again before the broker was found to be back."""
+    monkeypatch.setattr(LostBrokers, "update", lambda *_: None)  # it is not found to be back yet
+    queue = one_queue(our_client)
+    member = join(our_client, "orders")
+    address = our_client.client_context.routes.master(queue.broker_name)
+    our_client._client._on_lost(address)
+    eventually(lambda: member.lock_soon(queue), "the queue is locked")
+
+    our_client._client._on_lost(address)
+
+    assert queue in member.lost_locks()
+
+
+def test_a_lock_that_was_lost_is_not_used_before_the_commits_of_others_are_read(
+    our_server: LocalCluster, our_client: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another member may have had it meanwhile: the next message is not the one that was next before."""
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    member = join(our_client, "orders")
+    assert isinstance(member, RemoteConsumer)
+    eventually(lambda: member.lock_soon(queue), "the queue is locked")
+    read_stored, seen = member.offsets.read_stored, list[object]()
+
+    def read_late(queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | BrokerError | None]:
+        if locked := list(queues):
+            seen.append(member.lock_soon(queue))
+            member.flush_offsets()
+            seen.append(our_server.engine.groups.committed_offset("billing", queue))
+        return read_stored(locked)
+
+    monkeypatch.setattr(member.offsets, "read_stored", read_late)
+    member.locks.lose(queue.broker_name)
+    member.commit(queue, 1)
+    our_server.engine.groups.commit_offset("billing", queue, 3)  # by another member, which had the lock
+    assert not member.lock_soon(queue)
+    eventually(lambda: member.lock_soon(queue), "the queue is locked again")
+
+    assert seen[:2] == [False, 3]
+    assert member.position(queue) == 3
+
+
+def test_a_queue_that_is_locked_while_it_is_being_assigned_continues_after_the_last_commit(
+    our_client: RemoteBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start offset was read before, and the previous member has committed since."""
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    member = join(our_client, "orders")
+    assert isinstance(member, RemoteConsumer)
+    add = member.pulls.add
+
+    def add_late(queue: MessageQueue, queue_offset: int) -> None:
+        our_client.groups.commit_offset("billing", queue, 3)
+        member.lock_soon(queue)
+        member.change_locks()
+        add(queue, queue_offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PullLoop, "add", lambda _, *arguments: add_late(*arguments))
+        assign_again(member, {queue})
+    eventually(lambda: member.lock_soon(queue), "the queue is locked")
+
+    assert member.position(queue) == 3
+
+
+@pytest.mark.parametrize("target", [0, 2])
+def test_a_seek_holds_for_a_queue_that_is_locked_later(
+    our_server: LocalCluster, our_client: RemoteBroker, target: int
+) -> None:
+    """A listener that was just started waits for its locks, perhaps until the previous member has finished."""
+    received: list[str] = []
+    queue = one_queue(our_client)
+    send_numbers(our_client, 4)
+    our_client.groups.commit_offset("billing", queue, 3)
+    our_server.broker.locks.lock("billing", "another member", [queue])
+    with listening(our_client, received) as container:
+        container.seek(queue, target)
+        wait_for_fetch(container)
+        during = our_client.groups.committed_offset("billing", queue)
+
+        our_server.broker.locks.unlock("billing", "another member", [queue])
+        eventually(lambda: "3" in received, "the queue is handled")
+
+    assert during == 3
+    assert received == ["0", "1", "2", "3"][target:]
+
+
+def is_locked_by_other(cluster: LocalCluster, queue: MessageQueue) -> bool:
     return bool(cluster.broker.locks.lock("billing", "another member", [queue]))
 
 
