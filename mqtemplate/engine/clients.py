@@ -6,7 +6,7 @@ A client may speak any protocol: its channel has what the registry needs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -255,7 +255,12 @@ class ClientRegistry:
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Return the sorted names of the groups that subscribe to *topic*."""
-        return sorted(group for group, info in list(self.consumers.items()) if topic in info.subscriptions)
+        return [info.group for info in self.subscribers({topic})]
+
+    def subscribers(self, topics: Set[str]) -> list[ConsumerGroupInfo]:
+        """Return the groups that subscribe to one of *topics* or more, sorted by name. Each group is looked at once."""
+        found = [info for info in list(self.consumers.values()) if not info.subscriptions.keys().isdisjoint(topics)]
+        return sorted(found, key=lambda info: info.group)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel | None:
         """Return the latest channel of one member of a group, or None if it is not connected."""

@@ -104,7 +104,7 @@ class ServerAssembly:
         topics, creations = core.topics, core.creations
         self.remote_clients = RemoteClients(engine, core.clients, core.groups, access, core.peer_log)
         core.clients.on_members_changed(self.remote_clients.notify_members)
-        topics.on_created(self.remote_clients.notify_topic_created)
+        topics.on_created(self.remote_clients.notify_topics_created)
         raw, checks, subscriptions = core.raw, core.checks, core.subscriptions
         self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
         self.deferred_work = work = DeferredWork(clock, heavy)

@@ -320,15 +320,16 @@ class ClientCreations:
         for name in [name for name in wanted if groups.find(name) is None]:
             try:
                 groups.check_new(name)
-                new.append(SubscriptionGroupConfig(group_name=name))
+                new.append(name)
             except RefusedError as exc:  # The other groups of the client are registered nevertheless.
                 refusals.append(exc.with_traceback(None))
         if new:
             try:
                 self.limits.new_groups.take(owner, len(new))
-                groups.put(new)
             except RefusedError as exc:
                 refusals.append(exc.with_traceback(None))
+            else:  # Only now: a client that is refused may send hundreds of groups again and again.
+                groups.put(SubscriptionGroupConfig(group_name=name) for name in new)
         found = [config for name in wanted if (config := groups.find(name)) is not None]
         self.topics.create_retry_topics(found)
         return refusals

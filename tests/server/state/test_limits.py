@@ -16,7 +16,9 @@ from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerData,
     HeartbeatData,
     ProducerData,
+    SubscriptionGroupConfig,
 )
+from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.acl.callers import Callers
 from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.limits import CreationLimit, CreationRate, Quota, QuotaLimits
@@ -151,6 +153,58 @@ def test_a_heartbeat_with_many_new_groups_writes_each_table_once(
     assert serving.engine.topics.queue_count("%RETRY%g-99") == 1
     stored = json.loads(files.read_bytes("config/subscriptionGroup.json") or b"")
     assert len(stored["subscriptionGroupTable"]) == 100
+
+
+def test_a_heartbeat_with_many_new_groups_looks_at_each_other_group_once(serving: Serving) -> None:
+    """It looked at each group for each new one, to find those that subscribe to its retry topic."""
+    heartbeat(serving, RecordingConnection(), **consumers(100, "orders", prefix="other"))
+    clients = serving.server.clients
+    clients.consumers = looked_at = CountedLooks(clients.consumers)
+
+    heartbeat(serving, serving.connection, **consumers(100, "orders"))
+
+    assert looked_at.count == 1
+
+
+def test_a_member_gets_one_notice_of_the_topics_that_are_created_at_once(serving: Serving) -> None:
+    watching = RecordingConnection()
+    heartbeat(serving, watching, **consumers(1, "%RETRY%g-0", "%RETRY%g-1", "%RETRY%g-2", prefix="watching"))
+    watching.pushed.clear()
+
+    heartbeat(serving, serving.connection, **consumers(3, "orders"))
+
+    assert [notice.code for notice in watching.pushed] == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
+
+
+class CountedLooks(dict[str, Any]):
+    """A dictionary that counts how often its values are listed."""
+
+    count = 0
+
+    def values(self) -> Any:
+        self.count += 1
+        return super().values()
+
+
+def test_a_heartbeat_above_the_limit_of_new_groups_makes_no_settings_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The settings of each group were made before the refusal: a client may repeat that without end."""
+    made: list[str] = []
+
+    def config(group_name: str) -> SubscriptionGroupConfig:
+        made.append(group_name)
+        return SubscriptionGroupConfig(group_name=group_name)
+
+    monkeypatch.setattr("mqtemplate.server.state.groups.SubscriptionGroupConfig", config)
+    with Serving(BrokerServerSettings(auto_create_burst=5)) as serving:
+        refused = heartbeat(serving, serving.connection, **consumers(6, "orders", prefix="many"))
+        accepted = heartbeat(serving, serving.connection, **consumers(5, "orders"))
+
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "may create 5 groups at once" in (refused.remark or "")
+    assert accepted.code == ResponseCode.SUCCESS
+    assert made == [f"g-{number}" for number in range(5)]
 
 
 def test_a_heartbeat_stops_when_its_connection_is_closed(serving: Serving) -> None:
