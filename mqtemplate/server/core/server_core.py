@@ -6,6 +6,7 @@ from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.event_log import LimitedLog, get_logger
+from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.core.clients import ClientLocks, ClientRegistration
 from mqtemplate.server.core.producers import ClientRecalls, ClientTransactionEnds
@@ -27,6 +28,7 @@ class ServerCore:
 
     Args:
         access: The accounts and their rights.
+        heavy: Of the server's sockets.
         fast_path: See `BrokerServer`.
 
     Attributes:
@@ -49,7 +51,13 @@ class ServerCore:
     """
 
     def __init__(
-        self, engine: Engine, settings: BrokerServerSettings, access: AccessControl, *, fast_path: bool = True
+        self,
+        engine: Engine,
+        settings: BrokerServerSettings,
+        access: AccessControl,
+        heavy: HeavyWork,
+        *,
+        fast_path: bool = True,
     ) -> None:
         clock, store = engine.clock, engine.store
         self.settings = settings
@@ -66,7 +74,7 @@ class ServerCore:
             lambda: topics.table.count() - groups.count(),  # each group has a retry topic, which does not count
             groups.count,
         )
-        self.creations = creations = ClientCreations(topics, groups, limits)
+        self.creations = creations = ClientCreations(topics, groups, limits, heavy.pause)
         self.peer_log = log = LimitedLog(get_logger("mqtemplate.server"), clock.steady_ms)
         self.clients = ClientRegistry(clock, limits.groups, limits.subscriptions, log)
         self.lock_table = locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)
