@@ -358,22 +358,19 @@ class ClientRegistry:
         Raises:
             Exception: A quota refuses it: the client has too many groups or subscriptions.
         """
-        # The I/O threads need the lock, too: the work for each subscription is done before it where that is possible.
-        weight = None if without_sub else sum(map(_weight, data.subscription_data_set))
-        latest = {subscription.topic: subscription for subscription in data.subscription_data_set}
-        expressions = _expressions(data)
-        with self._lock:
-            self._count_consumer(data.group_name, channel, weight)
-            names = (data.group_name, data.consume_type, data.message_model, data.consume_from_where)
-            before = self.consumers.get(data.group_name) or ConsumerGroupInfo(*names)
-            known = before.channels.get(channel.id)
-            is_change = known is None or known.client_id != channel.client_id
-            channels = before.channels | {channel.id: channel}
-            info = ConsumerGroupInfo(*names, channels, dict(before.subscriptions), dict(before.expressions))
-            if not without_sub:
-                is_change |= _update(info.subscriptions, latest)
-                info.expressions[channel.id] = _shared(info.expressions, expressions)
-            self.consumers[data.group_name] = info
+        group, weight = data.group_name, None if without_sub else sum(map(_weight, data.subscription_data_set))
+        before = self.consumers.get(group)
+        while True:
+            # The I/O threads need the lock, too, and a group may have thousands of subscriptions. So the entry is built
+            # without it, and built again if another member has replaced the entry meanwhile.
+            info, is_change = _joined(before, data, channel, without_sub=without_sub)
+            with self._lock:
+                current = self.consumers.get(group)
+                if current is before:
+                    self._count_consumer(group, channel, weight)
+                    self.consumers[group] = info
+                    break
+            before = current
         if is_change:
             self._on_members_changed(info)
         return is_change
@@ -558,10 +555,26 @@ def _expression(subscription: TopicSubscription) -> str:
     return " || ".join(sorted({tag.strip() for tag in text.split("||")})) if "||" in text else text.strip()
 
 
+def _joined(
+    before: ConsumerGroupInfo | None, data: ConsumerMember, channel: ClientChannel, *, without_sub: bool
+) -> tuple[ConsumerGroupInfo, bool]:
+    """Return a group with one more or one refreshed member, and True if its members or topics changed."""
+    names = (data.group_name, data.consume_type, data.message_model, data.consume_from_where)
+    before = before or ConsumerGroupInfo(*names)
+    known = before.channels.get(channel.id)
+    is_change = known is None or known.client_id != channel.client_id
+    channels = before.channels | {channel.id: channel}
+    info = ConsumerGroupInfo(*names, channels, dict(before.subscriptions), dict(before.expressions))
+    if not without_sub:
+        is_change |= _update(info.subscriptions, {each.topic: each for each in data.subscription_data_set})
+        info.expressions[channel.id] = _shared(info.expressions, _expressions(data))
+    return info, is_change
+
+
 def _shared(known: dict[int, dict[str, str]], expressions: dict[str, str]) -> dict[str, str]:
     """Return the same expressions of the newest member if it has them, so that most are in memory once.
 
-    Not of any member: a look at all of them for each heartbeat would hold the lock, for which the I/O threads wait.
+    Not of any member: a look at all of them for each heartbeat would take long.
     """
     newest = next(reversed(known.values()), None)
     return newest if newest == expressions and newest is not None else expressions
