@@ -371,8 +371,7 @@ class ClientRegistry:
                     self.consumers[group] = info
                     break
             before = current
-        if is_change:
-            self._on_members_changed(info)
+        self._report([info] if is_change else [])
         return is_change
 
     def unregister_producer(self, group: str, connection: int) -> None:
@@ -386,18 +385,20 @@ class ClientRegistry:
             changed = self._remove_consumer(group, connection)
         self._report(changed)
 
-    def forget(self, connection: int) -> None:
-        """Remove all clients of a closed connection."""
+    def forget(self, connection: int, most: int = 1 << 62) -> bool:
+        """Remove the clients of a closed connection from *most* groups of each kind. Return True if some are left."""
         changed: list[ConsumerGroupInfo] = []
         with self._lock:
             joined = self._memberships.get(connection)
             if joined is not None:
-                for group in list(joined.producers):
+                for group in list(joined.producers)[:most]:
                     self._remove_producer(group, connection)
-                for group in list(joined.consumers):
+                for group in list(joined.consumers)[:most]:
                     changed += self._remove_consumer(group, connection)
-                self._memberships.pop(connection, None)
+                if not joined.producers and not joined.consumers:
+                    self._memberships.pop(connection, None)
         self._report(changed)
+        return connection in self._memberships
 
     def expire(self, silent_ms: int) -> list[ClientChannel]:
         """Remove clients that sent no heartbeat for a group in *silent_ms*. Return those that are in no group now."""

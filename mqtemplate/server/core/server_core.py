@@ -93,9 +93,17 @@ class ServerCore:
         self.registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)
         self.queue_locks = ClientLocks(locks)
 
-    def forget(self, connection: int) -> None:
-        """Release what the clients of a closed connection hold. The server of each protocol calls it."""
-        self.lock_table.forget(connection)
-        self.hold.forget(connection)
+    def forget(self, connection: int, most: int = 1 << 62) -> bool:
+        """Release what the clients of a closed connection hold. The server of each protocol calls it.
+
+        Args:
+            most: Most objects of each kind that are released now.
+
+        Returns:
+            True if some are left: call it again.
+        """
+        has_more = self.lock_table.forget(connection, most)
+        has_more |= self.hold.forget(connection, most)
         self.access.client_ids.forget(connection)
-        self.clients.forget(connection)  # the last: it notifies other clients, which may fail
+        # The last: it notifies other clients, which may fail.
+        return self.clients.forget(connection, most) or has_more

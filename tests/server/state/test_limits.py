@@ -9,15 +9,18 @@ import pytest
 
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.clients import Owner
+from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Counter
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.acl import ACCESS_KEY
 from mqtemplate.remoting.protocol.bodies.group import (
     ConsumerData,
     HeartbeatData,
+    LockBatchRequestBody,
     ProducerData,
     SubscriptionGroupConfig,
 )
+from mqtemplate.remoting.protocol.codes import PullSysFlag
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.acl.callers import Callers
 from mqtemplate.server.requests.refusal import RefusedError
@@ -119,6 +122,52 @@ def test_the_end_of_a_connection_looks_at_its_own_groups_only(serving: Serving) 
 
     assert looked_at.names == {"leaving-0", "leaving-1"}
     assert len(looked_at) == 500
+
+
+def test_the_end_of_a_connection_is_done_in_parts(serving: Serving) -> None:
+    """10,000 held pulls, or as many locks, held the I/O thread for up to 25 ms."""
+    leaving = RecordingConnection()
+    heartbeat(serving, leaving, **producers(250), **consumers(150, "orders"))
+    serving.engine.create_topic("orders", 1)
+    for _ in range(120):
+        serving.pull("reader", "orders", sys_flag=PullSysFlag.SUSPEND | PullSysFlag.SUBSCRIPTION, over=leaving)
+    queues = [MessageQueue("orders", "broker-a", queue) for queue in range(230)]
+    body = LockBatchRequestBody(consumer_group="g-0", client_id="client", mq_set=queues).encode()
+    serving.request(RequestCode.LOCK_BATCH_MQ, None, body, over=leaving)
+    limits, loop = serving.server.limits, serving.server.remoting.loop
+
+    serving.disconnect(leaving)
+    held = [(len(limits.groups), len(limits.pulls), len(limits.locks))]
+    while loop._callbacks:
+        loop._run_callbacks()
+        held.append((len(limits.groups), len(limits.pulls), len(limits.locks)))
+
+    assert held == [(200, 20, 130), (50, 0, 30), (0, 0, 0)]
+    assert serving.server.clients.consumers == {}
+    assert serving.server.clients.producer_groups() == {}
+
+
+def test_the_end_of_a_connection_goes_on_after_a_notice_that_failed(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaving, staying = RecordingConnection(), RecordingConnection()
+    for connection in (leaving, staying):
+        heartbeat(serving, connection, **consumers(150, "orders"))
+    failures = [OSError("it is gone")]
+
+    def send_one_way(notice: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(staying, "send_one_way", send_one_way)
+    loop = serving.server.remoting.loop
+
+    with pytest.raises(OSError, match="it is gone"):
+        serving.disconnect(leaving)
+    loop._run_callbacks()
+
+    assert not loop._callbacks
+    assert len(serving.server.limits.groups) == 150
 
 
 class LookedAt(dict[str, Any]):
