@@ -125,7 +125,7 @@ def test_the_end_of_a_connection_looks_at_its_own_groups_only(serving: Serving) 
 
 
 def test_the_end_of_a_connection_is_done_in_parts(serving: Serving) -> None:
-    """10,000 held pulls, or as many locks, held the I/O thread for up to 25 ms."""
+    """The release of 10,000 held pulls, or of as many locks, held the I/O thread for 15 to 20 ms."""
     leaving = RecordingConnection()
     heartbeat(serving, leaving, **producers(250), **consumers(150, "orders"))
     serving.engine.create_topic("orders", 1)
