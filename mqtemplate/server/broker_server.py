@@ -100,7 +100,7 @@ class ServerAssembly:
         clock, store = engine.clock, engine.store
         self._engine, self._settings, self._boot_ms = engine, settings, clock.now_ms()
         self._access = access
-        self.core = core = ServerCore(engine, settings, access, heavy, fast_path=fast_path)
+        self.core = core = ServerCore(engine, settings, access, heavy.pause, fast_path=fast_path)
         topics, creations = core.topics, core.creations
         self.remote_clients = RemoteClients(engine, core.clients, core.groups, access, core.peer_log)
         core.clients.on_members_changed(self.remote_clients.notify_members)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
 from mqtemplate.event_log import LimitedLog, get_logger
-from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.core.clients import ClientLocks, ClientRegistration
 from mqtemplate.server.core.producers import ClientRecalls, ClientTransactionEnds
@@ -28,7 +29,7 @@ class ServerCore:
 
     Args:
         access: The accounts and their rights.
-        heavy: Of the server's sockets.
+        pause: Called between the parts of long work, without a lock; see `HeavyWork.pause`.
         fast_path: See `BrokerServer`.
 
     Attributes:
@@ -55,7 +56,7 @@ class ServerCore:
         engine: Engine,
         settings: BrokerServerSettings,
         access: AccessControl,
-        heavy: HeavyWork,
+        pause: Callable[[], None],
         *,
         fast_path: bool = True,
     ) -> None:
@@ -74,7 +75,7 @@ class ServerCore:
             lambda: topics.table.count() - groups.count(),  # each group has a retry topic, which does not count
             groups.count,
         )
-        self.creations = creations = ClientCreations(topics, groups, limits, heavy.pause)
+        self.creations = creations = ClientCreations(topics, groups, limits, pause)
         self.peer_log = log = LimitedLog(get_logger("mqtemplate.server"), clock.steady_ms)
         self.clients = ClientRegistry(clock, limits.groups, limits.subscriptions, log)
         self.lock_table = locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)

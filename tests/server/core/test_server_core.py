@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
-from threading import Lock
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from mqtemplate.remoting.protocol import ResponseCode, Version
 from mqtemplate.remoting.protocol.bodies.group import ConsumerData
 from mqtemplate.remoting.protocol.messages import decode_messages, encode_batch, encode_properties_text
 from mqtemplate.remoting.protocol.sequenced import encode_queue_batches, read_queue_batches
-from mqtemplate.remoting.worker_pool import HeavyWork
 from mqtemplate.results import TransactionState
 from mqtemplate.server import AclSettings, BrokerServerSettings
 from mqtemplate.server.acl.access import AccessControl
@@ -53,9 +51,12 @@ def core(broker: EmbeddedBroker) -> ServerCore:
 
 
 def core_of(
-    broker: EmbeddedBroker, acl: AclSettings | None = None, heavy: HeavyWork | None = None, **settings: Any
+    broker: EmbeddedBroker,
+    acl: AclSettings | None = None,
+    pause: Callable[[], None] = lambda: None,
+    **settings: Any,
 ) -> ServerCore:
-    core = ServerCore(broker.engine, BrokerServerSettings(**settings), AccessControl(acl), heavy or HeavyWork())
+    core = ServerCore(broker.engine, BrokerServerSettings(**settings), AccessControl(acl), pause)
     core.topics.create_system_topics()
     core.groups.load()
     return core
@@ -265,9 +266,9 @@ def test_a_refused_consumer_is_freed_without_the_garbage_collector(broker: Embed
 
 def test_a_client_with_many_groups_lets_other_threads_work_between_them(broker: EmbeddedBroker) -> None:
     """A heartbeat with 300 new groups was one piece of work, beside which the I/O thread answered few requests."""
-    heavy = CountedPauses()
-    core = core_of(broker, heavy=heavy)
-    heavy.locks = [core.clients._lock, core.groups._lock, core.topics.table._lock]
+    was_locked: list[bool] = []
+    core = core_of(broker, pause=lambda: was_locked.append(any(lock.locked() for lock in locks)))
+    locks = [core.clients._lock, core.groups._lock, core.topics.table._lock]
     consumers = [ConsumerData(group_name=f"billing-{number}") for number in range(100)]
 
     core.registration.register(
@@ -275,20 +276,7 @@ def test_a_client_with_many_groups_lets_other_threads_work_between_them(broker: 
     )
 
     assert len(core.clients.consumers) == 100
-    assert heavy.pauses == 1 + 50 + 100  # after the groups are created, and before each of them
-    assert not heavy.was_locked
-
-
-class CountedPauses(HeavyWork):
-    """Counts the pauses, and notes if one of its locks is held in one."""
-
-    pauses = 0
-    was_locked = False
-    locks: Sequence[Lock] = ()
-
-    def pause(self) -> None:
-        self.pauses += 1
-        self.was_locked |= any(lock.locked() for lock in self.locks)
+    assert was_locked == [False] * (1 + 50 + 100)  # after the groups are created, and before each of them
 
 
 def test_a_channel_that_closed_meanwhile_is_not_registered(core: ServerCore) -> None:
