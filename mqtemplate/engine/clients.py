@@ -6,7 +6,7 @@ A client may speak any protocol: its channel has what the registry needs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -255,7 +255,12 @@ class ClientRegistry:
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Return the sorted names of the groups that subscribe to *topic*."""
-        return sorted(group for group, info in list(self.consumers.items()) if topic in info.subscriptions)
+        return [info.group for info in self.subscribers({topic})]
+
+    def subscribers(self, topics: Set[str]) -> list[ConsumerGroupInfo]:
+        """Return the groups that subscribe to one of *topics* or more, sorted by name. Each group is looked at once."""
+        found = [info for info in list(self.consumers.values()) if not info.subscriptions.keys().isdisjoint(topics)]
+        return sorted(found, key=lambda info: info.group)
 
     def consumer(self, group: str, client_id: str) -> ClientChannel | None:
         """Return the latest channel of one member of a group, or None if it is not connected."""
@@ -353,24 +358,20 @@ class ClientRegistry:
         Raises:
             Exception: A quota refuses it: the client has too many groups or subscriptions.
         """
-        # The I/O threads need the lock, too: the work for each subscription is done before it where that is possible.
-        weight = None if without_sub else sum(map(_weight, data.subscription_data_set))
-        latest = {subscription.topic: subscription for subscription in data.subscription_data_set}
-        expressions = _expressions(data)
-        with self._lock:
-            self._count_consumer(data.group_name, channel, weight)
-            names = (data.group_name, data.consume_type, data.message_model, data.consume_from_where)
-            before = self.consumers.get(data.group_name) or ConsumerGroupInfo(*names)
-            known = before.channels.get(channel.id)
-            is_change = known is None or known.client_id != channel.client_id
-            channels = before.channels | {channel.id: channel}
-            info = ConsumerGroupInfo(*names, channels, dict(before.subscriptions), dict(before.expressions))
-            if not without_sub:
-                is_change |= _update(info.subscriptions, latest)
-                info.expressions[channel.id] = _shared(info.expressions, expressions)
-            self.consumers[data.group_name] = info
-        if is_change:
-            self._on_members_changed(info)
+        group, weight = data.group_name, None if without_sub else sum(map(_weight, data.subscription_data_set))
+        before = self.consumers.get(group)
+        while True:
+            # The I/O threads need the lock, too, and a group may have thousands of subscriptions. So the entry is built
+            # without it, and built again if another member has replaced the entry meanwhile.
+            info, is_change = _joined(before, data, channel, without_sub=without_sub)
+            with self._lock:
+                current = self.consumers.get(group)
+                if current is before:
+                    self._count_consumer(group, channel, weight)
+                    self.consumers[group] = info
+                    break
+            before = current
+        self._report([info] if is_change else [])
         return is_change
 
     def unregister_producer(self, group: str, connection: int) -> None:
@@ -384,18 +385,20 @@ class ClientRegistry:
             changed = self._remove_consumer(group, connection)
         self._report(changed)
 
-    def forget(self, connection: int) -> None:
-        """Remove all clients of a closed connection."""
+    def forget(self, connection: int, most: int = 1 << 62) -> bool:
+        """Remove the clients of a closed connection from *most* groups of each kind. Return True if some are left."""
         changed: list[ConsumerGroupInfo] = []
         with self._lock:
             joined = self._memberships.get(connection)
             if joined is not None:
-                for group in list(joined.producers):
+                for group in list(joined.producers)[:most]:
                     self._remove_producer(group, connection)
-                for group in list(joined.consumers):
+                for group in list(joined.consumers)[:most]:
                     changed += self._remove_consumer(group, connection)
-                self._memberships.pop(connection, None)
+                if not joined.producers and not joined.consumers:
+                    self._memberships.pop(connection, None)
         self._report(changed)
+        return connection in self._memberships
 
     def expire(self, silent_ms: int) -> list[ClientChannel]:
         """Remove clients that sent no heartbeat for a group in *silent_ms*. Return those that are in no group now."""
@@ -553,10 +556,26 @@ def _expression(subscription: TopicSubscription) -> str:
     return " || ".join(sorted({tag.strip() for tag in text.split("||")})) if "||" in text else text.strip()
 
 
+def _joined(
+    before: ConsumerGroupInfo | None, data: ConsumerMember, channel: ClientChannel, *, without_sub: bool
+) -> tuple[ConsumerGroupInfo, bool]:
+    """Return a group with one more or one refreshed member, and True if its members or topics changed."""
+    names = (data.group_name, data.consume_type, data.message_model, data.consume_from_where)
+    before = before or ConsumerGroupInfo(*names)
+    known = before.channels.get(channel.id)
+    is_change = known is None or known.client_id != channel.client_id
+    channels = before.channels | {channel.id: channel}
+    info = ConsumerGroupInfo(*names, channels, dict(before.subscriptions), dict(before.expressions))
+    if not without_sub:
+        is_change |= _update(info.subscriptions, {each.topic: each for each in data.subscription_data_set})
+        info.expressions[channel.id] = _shared(info.expressions, _expressions(data))
+    return info, is_change
+
+
 def _shared(known: dict[int, dict[str, str]], expressions: dict[str, str]) -> dict[str, str]:
     """Return the same expressions of the newest member if it has them, so that most are in memory once.
 
-    Not of any member: a look at all of them for each heartbeat would hold the lock, for which the I/O threads wait.
+    Not of any member: a look at all of them for each heartbeat would take long.
     """
     newest = next(reversed(known.values()), None)
     return newest if newest == expressions and newest is not None else expressions

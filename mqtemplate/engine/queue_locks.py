@@ -88,11 +88,12 @@ class QueueLockTable:
         with self._mutex:
             return bool(self._live_locks(group, self._clock.steady_ms()))
 
-    def forget(self, connection: int) -> None:
-        """Release the locks of a closed connection."""
+    def forget(self, connection: int, most: int = 1 << 62) -> bool:
+        """Release *most* locks of a closed connection. Return True if it has more."""
         with self._mutex:
-            for group, queue in list(self._of_connection.get(connection, ())):
+            for group, queue in list(self._of_connection.get(connection, ()))[:most]:
                 self._drop(group, queue)
+            return connection in self._of_connection
 
     def sweep(self) -> None:
         """Forget the expired locks of all groups. Called from time to time."""

@@ -346,7 +346,7 @@ class GrpcServer(TcpServer[GrpcConnection]):
                 except Exception as exc:
                     call.fail(exc)
 
-        self._heavy.move_to_thread()
+        self._count_inline(-1)
         if not self._workers.submit(call.connection, run_if_open, call.request_bytes + held_bytes):
             call.finish(GrpcStatus.RESOURCE_EXHAUSTED, "too many calls wait for a thread already; try again later")
 
@@ -355,7 +355,7 @@ class GrpcServer(TcpServer[GrpcConnection]):
     def open_call(self, connection: GrpcConnection, stream: Http2Stream, headers: dict[str, str]) -> GrpcCall:
         """Return the call of a new stream."""
         self.request_count += 1
-        self._heavy.count_inline()
+        self._count_inline()
         path, verb = headers.pop(":path"), headers.pop(":method")
         del headers[":scheme"]
         headers.pop(":authority", None)

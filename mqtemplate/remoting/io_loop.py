@@ -117,6 +117,7 @@ class Timers:
 
 TURN_S = 0.001
 """Time for which the I/O thread works for one connection before others have their turn. All of them wait for it."""
+_LONGEST_REST_S = 0.05
 
 
 class TurnTaker(Protocol):
@@ -135,10 +136,20 @@ class FairTurns:
     A client that sends all the time would hold those that send now and then, and a client with many connections would
     have many turns. So such work is done after the rest of each round. It takes a quarter of the time of the rest at
     most, but at least one turn.
+
+    All threads share the interpreter: beside one that takes turns all the time, each system call of another I/O thread
+    takes many times longer. If that had requests during the turns, the next turn waits for as long as they took.
+
+    Args:
+        other_requests: Returns the number of requests of the other I/O threads so far.
     """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, now_s: Callable[[], float] = time.monotonic, other_requests: Callable[[], int] = lambda: 0
+    ) -> None:
         self._now_s = now_s
+        self._other_requests = other_requests
+        self._rests_until_s = 0.0
         self._waiting: dict[str, deque[TurnTaker]] = {}  # by address; the next address is the first
 
     def __bool__(self) -> bool:
@@ -150,11 +161,27 @@ class FairTurns:
         self._waiting.setdefault(address, deque()).append(taker)
 
     def run(self, take_turn: Callable[[TurnTaker], None], seconds: float) -> None:
-        """Let one after the other take a turn for *seconds*, and for `TURN_S` at least.
+        """Let one after the other take a turn for *seconds*, and for `TURN_S` at least. Have no effect in a rest.
 
         Each address has one turn before the first one has the next.
         """
-        end_s = self._now_s() + max(seconds, TURN_S)
+        start_s, requests = self._now_s(), self._other_requests()
+        if start_s < self._rests_until_s:
+            return
+        self._take_turns(take_turn, start_s + max(seconds, TURN_S))
+        if self._other_requests() > requests:
+            now_s = self._now_s()
+            self._rests_until_s = now_s + min(now_s - start_s, _LONGEST_REST_S)
+
+    def finish(self, take_turn: Callable[[TurnTaker], None]) -> None:
+        """Let all of them take their turns."""
+        self._take_turns(take_turn, float("inf"))
+
+    def wait_s(self) -> float:
+        """Return the time until the next turn; 0 without a rest."""
+        return max(self._rests_until_s - self._now_s(), 0.0) if self._rests_until_s else 0.0
+
+    def _take_turns(self, take_turn: Callable[[TurnTaker], None], end_s: float) -> None:
         while self._waiting:
             address = next(iter(self._waiting))
             takers = self._waiting.pop(address)
@@ -263,6 +290,7 @@ class IoLoop:
     Args:
         busy_poll_s: Time for which the thread polls the sockets before it sleeps; see `BusyPoll`. 0: it sleeps at once.
         requests: Returns the number of requests so far; see `BusyPoll`.
+        other_requests: The same of the other I/O threads; see `FairTurns`.
 
     Attributes:
         buffer: Buffer to receive into. A handler may use it while it is called.
@@ -270,7 +298,13 @@ class IoLoop:
     """
 
     def __init__(
-        self, name: str, clock: Clock, *, busy_poll_s: float = 0.0, requests: Callable[[], int] = lambda: 0
+        self,
+        name: str,
+        clock: Clock,
+        *,
+        busy_poll_s: float = 0.0,
+        requests: Callable[[], int] = lambda: 0,
+        other_requests: Callable[[], int] = lambda: 0,
     ) -> None:
         self.buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._name = name
@@ -279,7 +313,7 @@ class IoLoop:
         self.busy_poll_s = busy_poll_s
         self._requests = requests
         self._timers = Timers()
-        self.turns = FairTurns()
+        self.turns = FairTurns(other_requests=other_requests)
         self._callbacks: deque[Callable[[], None]] = deque()
         self._wake_writer: socket.socket | None = None
         self._is_woken = False
@@ -363,7 +397,8 @@ class IoLoop:
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
         while not self._is_stopping:
-            ready = self._wait(self._select_timeout_s())
+            timeout_s = self._select_timeout_s()
+            ready = self._selector.select(timeout_s) if self.turns else self._wait(timeout_s)  # no polling in a rest
             start_s = time.monotonic() if self.turns else 0.0
             for key, events in ready:
                 self._sleeps_until_ms = 0.0
@@ -378,7 +413,7 @@ class IoLoop:
             if self.turns:
                 self.turns.run(self._take_turn, (time.monotonic() - start_s) / 4 if start_s else 0.0)
         self._run_callbacks()
-        self.turns.run(self._take_turn, float("inf"))  # connections that are closed have no more work
+        self.turns.finish(self._take_turn)  # connections that are closed have no more work
         self._selector.close()
         self._wake_reader.close()
         if self._wake_writer is not None:
@@ -389,14 +424,16 @@ class IoLoop:
         # after the next line would be missed until the loop wakes for another reason.
         self._sleeps_until_ms = float("inf")
         due_ms = self._timers.next_due_ms()
-        if self._callbacks or self.turns or self._is_stopping:
+        if self._callbacks or self._is_stopping:
             return 0.0
-        if due_ms is None:
-            return None
+        turn_s = self.turns.wait_s() if self.turns else None
+        if due_ms is None or turn_s == 0.0:
+            return turn_s
         self._sleeps_until_ms = due_ms
         if self._clock.is_virtual:
-            return 0.0 if due_ms <= self.now_ms() else None
-        return max(due_ms - self.now_ms(), 0.0) / 1_000
+            return 0.0 if due_ms <= self.now_ms() else turn_s
+        due_s = max(due_ms - self.now_ms(), 0.0) / 1_000
+        return due_s if turn_s is None else min(due_s, turn_s)
 
     def _run_callbacks(self) -> None:
         # Race: reset before the callbacks are counted, so that the thread that adds the next one wakes the loop again.

@@ -124,7 +124,7 @@ class RemotingServer(TcpServer[Connection]):
         elif is_slow:
             self._submit(partial(self._process, processor, connection, request), connection, request)
         else:
-            self._heavy.count_inline()
+            self._count_inline()
             self._process(processor, connection, request)
 
     def _on_large_request(
@@ -157,7 +157,7 @@ class RemotingServer(TcpServer[Connection]):
 
     def _count(self, requests: int) -> None:
         self.request_count += requests
-        self._heavy.count_inline(requests)
+        self._count_inline(requests)
 
     # --- requests -----------------------------------------------------------------------------------
 

@@ -286,14 +286,21 @@ class TcpServer(Generic[ConnectionT]):
         # On one processor, polling would keep the client from sending.
         busy_poll_us = settings.busy_poll_us if usable_processors() > 1 else 0
         self.request_count = 0
-        self.loop = IoLoop(name, clock, busy_poll_s=busy_poll_us / 1_000_000, requests=lambda: self.request_count)
+        self._heavy = heavy or HeavyWork()
+        self._inline_requests = 0  # its part of those of *heavy*
+        self.loop = IoLoop(
+            name,
+            clock,
+            busy_poll_s=busy_poll_us / 1_000_000,
+            requests=lambda: self.request_count,
+            other_requests=lambda: self._heavy.inline_requests - self._inline_requests,
+        )
         self.partial_input = self._shared_limit(settings.max_partial_bytes, "partial_bytes", "of incomplete frames")
         self.peer_log = LimitedLog(_log, lambda: int(self.loop.now_ms()))
         self.unread_output = self._shared_limit(settings.max_unread_bytes, "unread_bytes", "of unread responses")
         self._settings = settings
         self._close_callbacks: list[Callable[[ConnectionT], None]] = []
         self._connections: dict[int, ConnectionT] = {}
-        self._heavy = heavy or HeavyWork()
         self._handshakes: set[Handshake] = set()
         self.tls = load_tls(settings.tls)
         self._acceptor: Acceptor | None = None
@@ -488,6 +495,13 @@ class TcpServer(Generic[ConnectionT]):
 
         shared = MemoryLimit(limit, partial(self.loop.call_soon, close_largest))
         return shared
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _count_inline(self, requests: int = 1) -> None:
+        """Count requests that the I/O thread processes itself; -1: it passes one to another thread after all."""
+        self._inline_requests += requests
+        self._heavy.count_inline(requests)
 
     # --- stop -----------------------------------------------------------------------------------------
 

@@ -64,7 +64,8 @@ class HeavyWork:
 
     The threads share the interpreter with the I/O thread: each busy one more takes an equal part of its time. So the
     heavy work of all pools runs one piece at a time. If the I/O thread had requests of its own meanwhile, its thread
-    rests for as long as the work took, with what it takes to pass it to the thread.
+    rests for as long as the work took, with what it takes to pass it to the thread. Long work of any address rests
+    between its parts, see `pause`.
 
     Args:
         thread_time: Returns the processor time of the current thread, in seconds.
@@ -111,15 +112,37 @@ class HeavyWork:
                 self._rest(min(self._owed_s, _LONGEST_REST_S))
             self._owed_s, self._requests = 0.0, self.inline_requests
 
+    def pause(self) -> None:
+        """Rest within long work of any address, as after heavy work: between its parts, without a lock.
+
+        A request of a client that has been quiet may create a thousand groups. Outside of work it has no effect.
+        """
+        thread = self._threads
+        if getattr(thread, "address", None) is None:
+            return
+        if self._thread_time() - thread.seen_s < _SHORTEST_REST_S:
+            return
+        seconds = self._count(thread.address)
+        if self.inline_requests > thread.requests:
+            self._rest(min(seconds, _LONGEST_REST_S))
+        thread.requests = self.inline_requests
+
     def _run(self, work: Callable[[], None], address: str) -> float:
-        """Return the processor time of this thread since its last work, which includes the time to get this one."""
+        """Return the processor time of this thread since its last work or pause, with the time to get this work."""
+        thread = self._threads
+        thread.address, thread.requests, thread.seen_s = address, self.inline_requests, getattr(thread, "seen_s", 0.0)
         try:
             work()
         finally:
-            now_s = self._thread_time()
-            seconds = now_s - getattr(self._threads, "seen_s", 0.0)
-            self._threads.seen_s = now_s
-            self.processor_time.add(address, seconds)
+            thread.address = None
+            seconds = self._count(address)
+        return seconds
+
+    def _count(self, address: str) -> float:
+        now_s = self._thread_time()
+        seconds: float = now_s - self._threads.seen_s
+        self._threads.seen_s = now_s
+        self.processor_time.add(address, seconds)
         return seconds
 
 

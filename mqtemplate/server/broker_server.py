@@ -100,11 +100,11 @@ class ServerAssembly:
         clock, store = engine.clock, engine.store
         self._engine, self._settings, self._boot_ms = engine, settings, clock.now_ms()
         self._access = access
-        self.core = core = ServerCore(engine, settings, access, fast_path=fast_path)
+        self.core = core = ServerCore(engine, settings, access, heavy.pause, fast_path=fast_path)
         topics, creations = core.topics, core.creations
         self.remote_clients = RemoteClients(engine, core.clients, core.groups, access, core.peer_log)
         core.clients.on_members_changed(self.remote_clients.notify_members)
-        topics.on_created(self.remote_clients.notify_topic_created)
+        topics.on_created(self.remote_clients.notify_topics_created)
         raw, checks, subscriptions = core.raw, core.checks, core.subscriptions
         self.fast_path = FastPath(engine, settings, topics, raw, checks) if fast_path else None
         self.deferred_work = work = DeferredWork(clock, heavy)
@@ -185,6 +185,9 @@ def _refuse_reload(_reason: str) -> ReloadedConfig:
 
 EngineT = TypeVar("EngineT", bound=Engine | EngineOwner)
 
+_MOST_RELEASED = 100
+"""Objects of each kind that are released in one round of the I/O thread: less than a millisecond."""
+
 
 class TimeLeft:
     """A time limit that several steps share."""
@@ -264,7 +267,7 @@ class BrokerServer(Generic[EngineT]):
         self._drain_s = self._remoting_settings.drain_ms / 1_000
         self.remoting = self.listener(settings.listen)
         self.remoting.on_close(lambda connection: parts.pops.forget(connection.id))
-        self.remoting.on_close(lambda connection: core.forget(connection.id))
+        self.remoting.on_close(lambda connection: self._forget(connection.id))
         if parts.fast_path is not None:
             self.remoting.use_pipelines(parts.fast_path.pipeline)
         assignments = parts.assignment_processor(self.name_server.route)
@@ -283,6 +286,15 @@ class BrokerServer(Generic[EngineT]):
         self._services: list[Service] = [self.hold, parts.pops, expiry, parts.traffic]
         self._thread: ServiceThread | None = None
         served.metrics.add_collector(self._samples)
+
+    def _forget(self, connection: int) -> None:
+        """Release what a closed connection held. It may be 10,000 pulls: some in each round of the I/O thread."""
+        has_more = True
+        try:
+            has_more = self.core.forget(connection, _MOST_RELEASED)
+        finally:  # after an error, too: a notice to another client may fail
+            if has_more:
+                self.remoting.loop.call_soon(partial(self._forget, connection))
 
     def _has_group(self, group: str) -> bool:
         """Return True if the group has settings here, or has members in this process or committed offsets."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -19,6 +22,55 @@ CONNECTIONS = st.integers(0, 3)
 TOPICS = st.frozensets(st.sampled_from(["t1", "t2", "t3"]))
 EXPIRE_MS = 120_000
 BROKER = ("broker-a", HostAddress("127.0.0.1", 10911))
+
+
+class Watched(NamedTuple):
+    """A subscription that calls *read* when its version is compared with that of another member."""
+
+    topic: str
+    read: Callable[[], object]
+    sub_string: str = "*"
+    expression_type: str = "TAG"
+
+    @property
+    def sub_version(self) -> int:
+        self.read()
+        return 1
+
+
+def member(registry: ClientRegistry, read: Callable[[], object] = lambda: None) -> str:
+    """Register one more member of a group with two subscriptions; return its client ID."""
+    connection = RecordingConnection()
+    subscriptions = [Watched(topic, read) for topic in ("orders", "returns")]
+    client_id = f"client-{connection.id}"
+    channel = ConnectionChannel(connection, client_id, "JAVA", 1, 0, None, BROKER)  # type: ignore[arg-type]
+    registry.register_consumer(ConsumerData(group_name="g", subscription_data_set=subscriptions), channel)  # type: ignore[arg-type]
+    return client_id
+
+
+def test_the_subscriptions_of_members_are_compared_without_the_lock() -> None:
+    """With 10,000 subscriptions that takes milliseconds, and the I/O threads need the lock."""
+    registry = ClientRegistry(VirtualClock())
+    was_locked: list[bool] = []
+    member(registry)
+
+    member(registry, lambda: was_locked.append(registry._lock.locked()))
+
+    assert was_locked == [False, False]
+
+
+def test_a_member_that_joins_while_another_one_does_is_not_lost() -> None:
+    registry = ClientRegistry(VirtualClock())
+    joined = [member(registry)]
+
+    def join_once() -> None:
+        if len(joined) == 1:
+            joined.append("")
+            joined[1] = member(registry)
+
+    joined.append(member(registry, join_once))
+
+    assert registry.consumers["g"].client_ids() == sorted(joined)
 
 
 class Clients(RuleBasedStateMachine):

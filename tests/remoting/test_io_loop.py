@@ -142,13 +142,16 @@ class Turns:
 
     Attributes:
         taken: Names of those that took a turn, in order.
+        requests: Of other I/O threads: *requests_per_turn* more after each turn.
     """
 
     def __init__(self, turn_s: float) -> None:
         self.now_s = 0.0
         self.taken: list[str] = []
+        self.requests_per_turn = self.requests = 0
         self._turn_s = turn_s
-        self._turns = FairTurns(lambda: self.now_s)
+        self._turns = FairTurns(lambda: self.now_s, lambda: self.requests)
+        self.wait_s = self._turns.wait_s
 
     def add(self, address: str, *names: str) -> None:
         for name in names:
@@ -164,6 +167,7 @@ class Turns:
         assert isinstance(taker, Taker)
         self.taken.append(taker.name)
         self.now_s += self._turn_s
+        self.requests += self.requests_per_turn
 
 
 class Taker:
@@ -202,6 +206,78 @@ def test_short_work_shares_the_time_of_one_turn() -> None:
 
     assert turns.run(0) == ["a0", "a1", "a2", "a3"]
     assert len(turns.run(TURN_S * 1.25)) == 5
+
+
+def test_turns_rest_for_as_long_as_they_took_if_another_io_thread_had_requests() -> None:
+    """The gRPC thread had turns all the time, beside which each request to the other port took many times longer."""
+    turns = Turns(0.002)
+    turns.add("10.0.0.1", "a1", "a2", "a3")
+    turns.requests_per_turn = 1
+
+    assert turns.run(0) == ["a1"]
+    assert turns.wait_s() == pytest.approx(0.002)
+    turns.now_s += 0.001
+    assert turns.run(0) == []  # a socket was ready meanwhile
+    turns.now_s += 0.001
+    assert turns.wait_s() == pytest.approx(0)
+    assert turns.run(0) == ["a2"]
+
+
+def test_turns_follow_each_other_if_the_other_io_thread_has_no_requests() -> None:
+    turns = Turns(0.002)
+    turns.add("10.0.0.1", "a1", "a2")
+    turns.requests = 7
+
+    assert (turns.run(0), turns.wait_s()) == (["a1"], 0)
+    turns.requests += 1  # while this one waited for its sockets
+    assert (turns.run(0), turns.wait_s()) == (["a2"], 0)
+
+
+def test_a_rest_is_limited() -> None:
+    turns = Turns(9.0)
+    turns.add("10.0.0.1", "a1")
+    turns.requests_per_turn = 1
+    turns.run(0)
+
+    assert turns.wait_s() == pytest.approx(0.05)
+
+
+def test_a_loop_serves_its_sockets_in_a_rest(loop: IoLoop) -> None:
+    """The time of the turns goes back to its start, so the rest does not end."""
+    served: queue.Queue[str] = queue.Queue()
+    requests = itertools.count()
+    times = itertools.chain([1.0, 2.0, 1_000.0], itertools.repeat(1.0))
+    loop.turns = FairTurns(lambda: next(times), lambda: next(requests))
+    left, right = socket.socketpair()
+
+    class Other:
+        def on_ready(self, events: int) -> None:
+            served.put(left.recv(1).decode())
+
+        def abort(self, reason: str) -> None:
+            served.put(reason)
+
+    class Waiting:
+        def take_turn(self) -> None:
+            served.put("turn")
+
+        def abort(self, reason: str) -> None:
+            served.put(reason)
+
+    loop.call_soon(lambda: loop.watch(left, READ, Other()))
+    loop.call_soon(lambda: [loop.turns.add(f"10.0.0.{number}", Waiting()) for number in range(2)])
+    assert served.get(timeout=PATIENCE_S) == "turn"
+    for text in ("a", "b"):
+        right.send(text.encode())
+        assert served.get(timeout=PATIENCE_S) == text
+    loop.call_soon(lambda: served.put("callback"))
+    assert served.get(timeout=PATIENCE_S) == "callback"
+
+    loop.call_soon(lambda: loop.unwatch(left))
+    loop.stop()
+    assert served.get(timeout=PATIENCE_S) == "turn"  # a stop waits for no rest
+    left.close()
+    right.close()
 
 
 def test_a_socket_that_is_ready_is_served_before_each_turn(loop: IoLoop) -> None:

@@ -149,6 +149,35 @@ def test_rests_of_short_work_are_joined() -> None:
     assert rests_after([0.0006, 0.0012, 0.0018, 0.0024]) == [0.0012, 0.0012]
 
 
+@pytest.mark.parametrize(("requests", "rests"), [(1, [0.004, 0.003]), (0, [])])
+def test_long_work_of_a_quiet_client_rests_between_its_parts(requests: int, rests: list[float]) -> None:
+    """It rests for as long as the part took, if the I/O thread had requests meanwhile, and not after short parts."""
+    times = iter([0.004, 0.004, 0.0042, 0.007, 0.007, 0.008])
+    rested: list[float] = []
+    heavy = HeavyWork(thread_time=lambda: next(times), rest=lambda s: rested.append(round(s, 6)))
+
+    def work() -> None:
+        for _ in range(3):
+            heavy.count_inline(requests)
+            heavy.pause()
+
+    heavy.run(work, "127.0.1.1", is_heavy=False)
+
+    assert rested == rests
+    assert not list(times)
+
+
+def test_a_pause_outside_of_work_has_no_effect() -> None:
+    """The I/O thread registers small clients itself."""
+    rested: list[float] = []
+    heavy = HeavyWork(thread_time=lambda: 7.0, rest=rested.append)
+    heavy.run(heavy.count_inline, "127.0.1.1", is_heavy=False)
+
+    heavy.pause()
+
+    assert rested == []
+
+
 def rests_after(times_s: list[float], requests: int = 1) -> list[float]:
     """Return the rests if the thread had used these processor times at the end of its pieces of heavy work."""
     times = iter(times_s)

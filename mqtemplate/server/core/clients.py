@@ -63,10 +63,14 @@ class ClientRegistration:
         result = Registered(
             refusals=self.creations.groups_of(owner_of(channel), (each.group_name for each in consumers))
         )
-        is_first = [self.clients.register_producer(group, channel) for group in producer_groups]
-        if any(is_first):
+        has_first = False
+        for group in producer_groups:
+            self.creations.pause()
+            has_first |= self.clients.register_producer(group, channel)
+        if has_first:
             self.engine.transactions.producer_connected()
         for consumer in consumers:
+            self.creations.pause()
             if not channel.is_open:
                 break
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mqtemplate.engine.clients import ClientRegistry
 from mqtemplate.engine.engine import Engine
 from mqtemplate.engine.queue_locks import QueueLockTable
@@ -27,6 +29,7 @@ class ServerCore:
 
     Args:
         access: The accounts and their rights.
+        pause: Called between the parts of long work, without a lock; see `HeavyWork.pause`.
         fast_path: See `BrokerServer`.
 
     Attributes:
@@ -49,7 +52,13 @@ class ServerCore:
     """
 
     def __init__(
-        self, engine: Engine, settings: BrokerServerSettings, access: AccessControl, *, fast_path: bool = True
+        self,
+        engine: Engine,
+        settings: BrokerServerSettings,
+        access: AccessControl,
+        pause: Callable[[], None],
+        *,
+        fast_path: bool = True,
     ) -> None:
         clock, store = engine.clock, engine.store
         self.settings = settings
@@ -66,7 +75,7 @@ class ServerCore:
             lambda: topics.table.count() - groups.count(),  # each group has a retry topic, which does not count
             groups.count,
         )
-        self.creations = creations = ClientCreations(topics, groups, limits)
+        self.creations = creations = ClientCreations(topics, groups, limits, pause)
         self.peer_log = log = LimitedLog(get_logger("mqtemplate.server"), clock.steady_ms)
         self.clients = ClientRegistry(clock, limits.groups, limits.subscriptions, log)
         self.lock_table = locks = QueueLockTable(clock, settings.rebalance_lock_max_live_ms, limits.locks)
@@ -85,9 +94,17 @@ class ServerCore:
         self.registration = ClientRegistration(engine, self.clients, creations, settings.strict_subscriptions)
         self.queue_locks = ClientLocks(locks)
 
-    def forget(self, connection: int) -> None:
-        """Release what the clients of a closed connection hold. The server of each protocol calls it."""
-        self.lock_table.forget(connection)
-        self.hold.forget(connection)
+    def forget(self, connection: int, most: int = 1 << 62) -> bool:
+        """Release what the clients of a closed connection hold. The server of each protocol calls it.
+
+        Args:
+            most: Most objects of each kind that are released now.
+
+        Returns:
+            True if some are left: call it again.
+        """
+        has_more = self.lock_table.forget(connection, most)
+        has_more |= self.hold.forget(connection, most)
         self.access.client_ids.forget(connection)
-        self.clients.forget(connection)  # the last: it notifies other clients, which may fail
+        # The last: it notifies other clients, which may fail.
+        return self.clients.forget(connection, most) or has_more

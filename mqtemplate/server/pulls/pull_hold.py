@@ -133,11 +133,12 @@ class PullHold:
             self._changed_topics.add(topic)
             self._wake()
 
-    def forget(self, connection: int) -> None:
-        """Remove the pulls of a closed connection."""
+    def forget(self, connection: int, most: int = 1 << 62) -> bool:
+        """Remove *most* pulls of a closed connection. Return True if it has more."""
         with self._lock:
-            for pull in list(self._of_connection.get(connection, ())):
+            for pull in list(self._of_connection.get(connection, ()))[:most]:
                 self._remove(pull)
+            return connection in self._of_connection
 
     def answer_for(self, accounts: Set[str]) -> None:
         """Answer the held pulls of accounts whose rights have changed: their next pulls are checked again."""

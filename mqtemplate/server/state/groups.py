@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -280,6 +280,9 @@ def _parsed(kind: type[_BodyT], value: Mapping[str, Any]) -> _BodyT:
 class ClientCreations:
     """Creates what a client uses first, within its limits.
 
+    Args:
+        pause: Called between the parts of long work.
+
     Raises:
         RefusedError: It may not be created, or the client has created too much.
         StoreError: A table could not be written.
@@ -288,6 +291,7 @@ class ClientCreations:
     topics: TopicConfigs
     groups: SubscriptionGroupTable
     limits: ClientLimits
+    pause: Callable[[], None]
 
     def group(self, caller: Caller, group: str) -> SubscriptionGroupConfig:
         """Return the settings of the group in a request of a client. Create it if it is missing."""
@@ -320,15 +324,17 @@ class ClientCreations:
         for name in [name for name in wanted if groups.find(name) is None]:
             try:
                 groups.check_new(name)
-                new.append(SubscriptionGroupConfig(group_name=name))
+                new.append(name)
             except RefusedError as exc:  # The other groups of the client are registered nevertheless.
                 refusals.append(exc.with_traceback(None))
         if new:
             try:
                 self.limits.new_groups.take(owner, len(new))
-                groups.put(new)
             except RefusedError as exc:
                 refusals.append(exc.with_traceback(None))
+            else:  # Only now: a client that is refused may send hundreds of groups again and again.
+                groups.put(SubscriptionGroupConfig(group_name=name) for name in new)
+            self.pause()
         found = [config for name in wanted if (config := groups.find(name)) is not None]
         self.topics.create_retry_topics(found)
         return refusals

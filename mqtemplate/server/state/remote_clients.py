@@ -5,7 +5,7 @@ Source: RocketMQ ``broker: Broker2Client``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, fields
 from typing import Protocol, runtime_checkable
 
@@ -142,15 +142,13 @@ class RemoteClients:
         if not info.is_broadcasting:
             self._notify(info)
 
-    def notify_topic_created(self, topic: str) -> None:
-        """Notify the members of the groups that subscribe to a new topic. RocketMQ's members look for it periodically.
+    def notify_topics_created(self, topics: Set[str]) -> None:
+        """Notify the members of the groups that subscribe to new topics. RocketMQ's members look for them periodically.
 
-        A member of this library looks it up at once. One of RocketMQ rebalances, which has no effect.
+        A member of this library looks them up at once. One of RocketMQ rebalances, which has no effect.
         """
-        for group in self.clients.groups_of_topic(topic):
-            info = self.clients.consumers.get(group)
-            if info is not None:
-                self._notify(info)
+        for info in self.clients.subscribers(topics):
+            self._notify(info)
 
     def _notify(self, info: ConsumerGroupInfo) -> None:
         config = self.groups.find(info.group)

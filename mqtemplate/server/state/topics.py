@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from logging import INFO
 from typing import Any
 
@@ -71,7 +71,7 @@ class TopicConfigs:
         self.cluster_name = settings.cluster_name
         self.broker_name = engine.name
         self._auto_create = settings.auto_create_topic_enable and engine.settings.auto_create_topic_enable
-        self._on_created: Callable[[str], None] = lambda topic: None
+        self._on_created: Callable[[Set[str]], None] = lambda topics: None
         # A name only: the broker forwards replies to the producer of the request and stores none.
         self._reply_topic = reply_topic(self.cluster_name)
         self._system_topics = SYSTEM_TOPICS | {self.cluster_name, self.broker_name, self._reply_topic}
@@ -96,8 +96,8 @@ class TopicConfigs:
             configs.append(_config(AUTO_CREATE_TOPIC, 8, usual | Perm.INHERIT))
         return configs
 
-    def on_created(self, callback: Callable[[str], None]) -> None:
-        """Call *callback* with each topic that a client creates, in the thread that creates it."""
+    def on_created(self, callback: Callable[[Set[str]], None]) -> None:
+        """Call *callback* with the topics that a client creates at once, in the thread that creates them."""
         self._on_created = callback
 
     @property
@@ -160,7 +160,7 @@ class TopicConfigs:
         self.table.update(topic, config.to_json())
         self._routes.refresh(topic)
         if is_new:
-            self._on_created(topic)
+            self._on_created({topic})
 
     def delete(self, topic: str) -> bool:
         """Delete *topic*. Return False if it does not exist.
@@ -291,13 +291,15 @@ class TopicConfigs:
             self._create_all({topic: _settings(queue_nums, perm)})
 
     def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
+        if not changes:
+            return
         self.table.update_all(changes)
+        topic, settings = next(iter(changes.items()))
         if len(changes) > 1:
-            self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=next(iter(changes)))
-        for topic, settings in changes.items():
-            if len(changes) == 1:
-                self.peer_log.log(INFO, "server.topic_created", topic=topic, queues=settings["writeQueueNums"])
-            self._on_created(topic)
+            self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=topic)
+        else:
+            self.peer_log.log(INFO, "server.topic_created", topic=topic, queues=settings["writeQueueNums"])
+        self._on_created(changes.keys())
 
     # --- checks --------------------------------------------------------------------------------
 

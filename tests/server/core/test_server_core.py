@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -50,8 +50,13 @@ def core(broker: EmbeddedBroker) -> ServerCore:
     return core_of(broker)
 
 
-def core_of(broker: EmbeddedBroker, acl: AclSettings | None = None, **settings: Any) -> ServerCore:
-    core = ServerCore(broker.engine, BrokerServerSettings(**settings), AccessControl(acl))
+def core_of(
+    broker: EmbeddedBroker,
+    acl: AclSettings | None = None,
+    pause: Callable[[], None] = lambda: None,
+    **settings: Any,
+) -> ServerCore:
+    core = ServerCore(broker.engine, BrokerServerSettings(**settings), AccessControl(acl), pause)
     core.topics.create_system_topics()
     core.groups.load()
     return core
@@ -257,6 +262,21 @@ def test_a_refused_consumer_is_freed_without_the_garbage_collector(broker: Embed
     assert "subscriptions" in str(refusal)
     del consumer
     assert freed() is None
+
+
+def test_a_client_with_many_groups_lets_other_threads_work_between_them(broker: EmbeddedBroker) -> None:
+    """A heartbeat with 300 new groups was one piece of work, beside which the I/O thread answered few requests."""
+    was_locked: list[bool] = []
+    core = core_of(broker, pause=lambda: was_locked.append(any(lock.locked() for lock in locks)))
+    locks = [core.clients._lock, core.groups._lock, core.topics.table._lock]
+    consumers = [ConsumerData(group_name=f"billing-{number}") for number in range(100)]
+
+    core.registration.register(
+        PlainChannel(1), [f"shop-{number}" for number in range(50)], consumers, without_sub=False
+    )
+
+    assert len(core.clients.consumers) == 100
+    assert was_locked == [False] * (1 + 50 + 100)  # after the groups are created, and before each of them
 
 
 def test_a_channel_that_closed_meanwhile_is_not_registered(core: ServerCore) -> None:

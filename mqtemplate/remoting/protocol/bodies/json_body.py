@@ -290,19 +290,24 @@ class _Type(NamedTuple):
 class _BodyField(NamedTuple):
     attribute: str
     name: str
-    type: _Type
-    required: bool
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any]
+    default: Callable[[], Any] | None  # None: the field is required
 
 
 @cache
 def _plan_of(cls: Any) -> list[_BodyField]:
     """Return the fields in alphabetical order. The hints are resolved at first use: they may name later classes."""
-    missing = dataclasses.MISSING
     plan = [
-        _BodyField(field.name, name, _type_of(hint), field.default is missing and field.default_factory is missing)
-        for field, name, hint in declared_fields(cls)
+        _BodyField(field.name, name, *_type_of(hint), _default_of(field)) for field, name, hint in declared_fields(cls)
     ]
     return sorted(plan, key=lambda entry: entry.name)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory
+    return None if field.default is dataclasses.MISSING else lambda: field.default
 
 
 @cache
@@ -356,18 +361,22 @@ def _checked(value: Any, kind: type, name: str) -> Any:
 
 def _read_object(cls: Any, value: Any) -> Any:
     pairs = _checked(value, dict, "an object")
-    arguments = {}
-    for entry in _plan_of(cls):
-        element = pairs.get(entry.name)
-        if element is None:
-            if entry.required:
-                raise _TypeError("is missing").within(f".{entry.name}")
-            continue
-        try:
-            arguments[entry.attribute] = entry.type.read(element)
-        except _TypeError as exc:
-            raise exc.within(f".{entry.name}") from None
-    return cls(**arguments)
+    instance = object.__new__(cls)
+    # Straight into the dictionary: the frozen class refuses `instance.name = ...`, and its constructor takes longer. A
+    # heartbeat may have hundreds of objects, and all threads share the interpreter with the one that reads it.
+    fields = instance.__dict__
+    for attribute, name, read, _, default in _plan_of(cls):
+        element = pairs.get(name)
+        if element is not None:
+            try:
+                fields[attribute] = read(element)
+            except _TypeError as exc:
+                raise exc.within(f".{name}") from None
+        elif default is not None:
+            fields[attribute] = default()
+        else:
+            raise _TypeError("is missing").within(f".{name}")
+    return instance
 
 
 def _write_object(cls: Any, instance: JsonBody) -> dict[str, Any]:
@@ -375,7 +384,7 @@ def _write_object(cls: Any, instance: JsonBody) -> dict[str, Any]:
     for entry in _plan_of(cls):
         value = getattr(instance, entry.attribute)
         if value is not None:
-            pairs[entry.name] = entry.type.write(value)
+            pairs[entry.name] = entry.write(value)
     return pairs
 
 
