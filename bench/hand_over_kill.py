@@ -211,7 +211,7 @@ def _rocketmq(folder: Path) -> Iterator[tuple[Any, str]]:
 
 
 def fill(broker: Broker, run: Run, chance: random.Random) -> dict[str, int]:
-    """Send messages with levels and timers, and steps. Return when each pending message is due."""
+    """Send messages with levels and timers, and steps. Return when each message is due; 0 if it was delivered."""
     for topic, group in ((TOPIC, GROUP), (STEPS, STEPS_GROUP)):
         broker.create_topic(topic, QUEUES)
         for queue in broker.queues(topic):
@@ -230,7 +230,8 @@ def fill(broker: Broker, run: Run, chance: random.Random) -> dict[str, int]:
         for key in range(KEYS_OF_A_PROCESS):
             for step in range(-_STEPS_BEFORE, 0):
                 send_step(broker, f"{process}.{key}", step)
-    return {each.msg_id: each.deliver_ms for each in pending_of(broker)}
+    due = dict.fromkeys((f"M{number}" for number in range(run.pending)), 0)
+    return due | {each.msg_id: each.deliver_ms for each in pending_of(broker)}
 
 
 def pending_of(broker: Broker) -> list[PendingMessage]:
