@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from difflib import unified_diff
 from itertools import takewhile
 from pathlib import Path
 
@@ -40,7 +41,9 @@ def check_script(path: Path, commands: object) -> None:
     if os.environ.get(_UPDATE):
         path.write_text(actual, encoding="utf-8")
     else:
-        assert actual.splitlines() == expected.splitlines(), f"{path.name}: {_UPDATE}=1 writes what is printed now"
+        lines = expected.splitlines(), actual.splitlines()
+        difference = "\n".join(unified_diff(*lines, path.name, "printed", lineterm=""))
+        assert lines[0] == lines[1], f"{path.name}: {_UPDATE}=1 writes what is printed now\n{difference}"
 
 
 def _run_block(block: str, commands: object) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import io
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -61,15 +63,17 @@ class Structure:
 
     @cached_property
     def imports(self) -> list[Import]:
-        return [found for name in self.modules for found in self._imports(name) if found.imported in self.modules]
+        with _no_collection():
+            return [found for name in self.modules for found in self._imports(name) if found.imported in self.modules]
 
     @cached_property
     def graph(self) -> dict[str, set[str]]:
-        graph: dict[str, set[str]] = {name: set() for name in self.modules}
-        for found in self.imports:
-            if found.imported != found.importer:
-                graph[found.importer].add(found.imported)
-        return graph
+        with _no_collection():
+            return {name: self.imported_by(name) for name in self.modules}
+
+    def imported_by(self, name: str) -> set[str]:
+        """Return the names of the modules that one module imports. No other modules than these are read for it."""
+        return {found.imported for found in self._imports(name) if found.imported in self.modules} - {name}
 
     @cached_property
     def importers(self) -> Counter[str]:
@@ -139,7 +143,7 @@ class Structure:
         """Return the names of classes that several modules define, with the modules."""
         owners: dict[str, list[str]] = defaultdict(list)
         for name, path in self.modules.items():
-            for node in ast.walk(tree_of(path)):
+            for node in nodes_of(path):
                 if isinstance(node, ast.ClassDef) and node.name not in _IDIOMS:
                     owners[node.name].append(name)
         return {name: found for name, found in sorted(owners.items()) if len(found) > 1}
@@ -154,7 +158,7 @@ class Structure:
 
     def _imports(self, name: str) -> Iterator[Import]:
         package = name if self.is_package(name) else name.rpartition(".")[0]
-        for node in ast.walk(tree_of(self.modules[name])):
+        for node in nodes_of(self.modules[name]):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     yield Import(name, alias.name, node.lineno)
@@ -185,7 +189,7 @@ def code_lines(path: Path) -> int:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NOT_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
@@ -206,10 +210,30 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Return all nodes of the syntax tree of a file. Several tests use them, and `ast.walk` is slow."""
+    return list(ast.walk(tree_of(path)))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Create objects that all stay: garbage collections, which find nothing, took half of the time."""
+    was_enabled = gc.isenabled()
+    gc.collect()  # what is garbage now would stay too
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
+
+
 def _pass_through(path: Path) -> list[str]:
     return [
         f"{node.name}.{method.name}"
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
         for method in node.body
         if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and _only_passes_on(method)

@@ -10,7 +10,7 @@ import pytest
 
 from tests import waiting
 from tests.conftest import multiply_limits
-from tests.programs import ROOT, run_python
+from tests.programs import ROOT, ForkedPython, run_python
 from tests.waiting import Patience, eventually
 
 PARENT = """
@@ -36,6 +36,18 @@ def test_a_program_that_ends_takes_its_children_with_it(tmp_path: Path) -> None:
             return True
 
         eventually(is_free, "the child has ended")
+
+
+def test_each_forked_program_has_its_own_state_output_and_exit_code(tmp_path: Path) -> None:
+    program = "import os, sys, fractions; print(os.getcwd(), vars(fractions).setdefault('first', sys.argv[1]))"
+    with ForkedPython(modules=("fractions",)) as python:
+        one, other = (python.run(tmp_path, program, name) for name in ("one", "other"))
+        failed = python.run(tmp_path, "import sys; sys.exit('no order')")
+        after = python.run(tmp_path, "import atexit; atexit.register(print, 'ended')")
+
+    assert [one.stdout, other.stdout] == [f"{tmp_path} one\n", f"{tmp_path} other\n"]
+    assert (failed.returncode, failed.stderr) == (1, "no order\n")
+    assert (after.returncode, after.stdout) == (0, "ended\n")
 
 
 @pytest.mark.parametrize(

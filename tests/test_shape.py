@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure import Import, Structure, tree_of
+from tests.structure import Import, Structure, nodes_of, tree_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -384,7 +384,7 @@ def test_functions_are_short() -> None:
     long_ones = [
         f"{module}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for module, path in structure().modules.items()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
         if node.end_lineno - node.lineno >= MAX_LINES_OF_FUNCTION
     ]
@@ -411,7 +411,7 @@ def test_no_error_is_swallowed() -> None:
     silent = [
         f"{module}:{node.lineno}"
         for module, path in structure().modules.items()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.ExceptHandler) and (node.type is None or swallows_everything(node))
     ]
 

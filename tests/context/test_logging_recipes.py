@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.docs.fences import DOCS, fences
-from tests.programs import run_python
+from tests.programs import OF_AN_APPLICATION, ForkedPython
 
 BLOCKS = [fence.text for fence in fences(DOCS / "logging.md") if "LOGGING" in fence.text]
 SENTRY = next(fence.text for fence in fences(DOCS / "logging.md") if "def by_event" in fence.text)
@@ -47,18 +48,26 @@ Logger(config)
 MODULES = {"Django": "django", "uvicorn": "uvicorn", "gunicorn": "gunicorn"}
 
 
-def lines_of(folder: Path, dictionary: str, configure: str) -> list[dict[str, Any]]:
-    done = run_python(folder, "-c", f"{WORK}\n{dictionary}\n{configure}\nwork()")
+@pytest.fixture(scope="module")
+def python() -> Iterator[ForkedPython]:
+    with ForkedPython(modules=OF_AN_APPLICATION) as python:
+        yield python
+
+
+def lines_of(python: ForkedPython, folder: Path, dictionary: str, configure: str) -> list[dict[str, Any]]:
+    done = python.run(folder, f"{WORK}\n{dictionary}\n{configure}\nwork()")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stderr.splitlines()]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_each_program_shows_its_own_lines_and_those_of_the_library(tmp_path: Path, program: str) -> None:
+def test_each_program_shows_its_own_lines_and_those_of_the_library(
+    python: ForkedPython, tmp_path: Path, program: str
+) -> None:
     if program in MODULES:
         pytest.importorskip(MODULES[program])
 
-    lines = lines_of(tmp_path, BLOCKS[0], PROGRAMS[program])
+    lines = lines_of(python, tmp_path, BLOCKS[0], PROGRAMS[program])
 
     events = [line["event"] for line in lines if line["logger"].startswith(("shop", "mqtemplate"))]
     assert events == ["application.ready", "paid A-1", "listener.failed"]
@@ -66,10 +75,10 @@ def test_each_program_shows_its_own_lines_and_those_of_the_library(tmp_path: Pat
     assert (paid["topic"], paid["group"]) == ("orders", "billing")
 
 
-def test_python_json_logger_shows_the_text_of_an_event_as_its_message(tmp_path: Path) -> None:
+def test_python_json_logger_shows_the_text_of_an_event_as_its_message(python: ForkedPython, tmp_path: Path) -> None:
     pytest.importorskip("pythonjsonlogger", reason="python-json-logger is not installed")
 
-    ready, paid, failed = lines_of(tmp_path, "\n".join(BLOCKS[:2]), PROGRAMS["a script"])
+    ready, paid, failed = lines_of(python, tmp_path, "\n".join(BLOCKS[:2]), PROGRAMS["a script"])
 
     assert ready["message"].startswith("application.ready broker=")
     assert paid["message"] == "paid A-1"
@@ -77,7 +86,9 @@ def test_python_json_logger_shows_the_text_of_an_event_as_its_message(tmp_path: 
     assert (failed["topic"], failed["group"]) == ("orders", "billing")
 
 
-def test_sentry_gets_the_exception_of_a_handler_and_groups_other_errors_by_their_event(tmp_path: Path) -> None:
+def test_sentry_gets_the_exception_of_a_handler_and_groups_other_errors_by_their_event(
+    python: ForkedPython, tmp_path: Path
+) -> None:
     pytest.importorskip("sentry_sdk", reason="sentry-sdk is not installed")
     setup = SENTRY.replace("before_send=by_event", "transport=lambda each: None, before_send=note")
     note = """
@@ -92,7 +103,7 @@ from mqtemplate.event_log import get_logger
 get_logger("mqtemplate.store").error("store.flush_failed", offset=7)
 logging.getLogger("mqtemplate").propagate = False  # the events are read here, not the lines
 """
-    done = run_python(tmp_path, "-c", f"{WORK}\n{note}\n{setup}\n{log}\nwork()")
+    done = python.run(tmp_path, f"{WORK}\n{note}\n{setup}\n{log}\nwork()")
 
     found = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
     assert found == [

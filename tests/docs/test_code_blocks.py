@@ -16,13 +16,14 @@ import re
 import sys
 import textwrap
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.docs.fences import DOCS, ROOT, Fence, fences, missing_lines
-from tests.programs import run_python
+from tests.programs import OF_AN_APPLICATION, ForkedPython
 
 
 class Surroundings(NamedTuple):
@@ -114,15 +115,21 @@ def program_of(fragment: Surroundings) -> str:
     return PRELUDE + "\n".join(lines)
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[ForkedPython]:
+    with ForkedPython("-W", "error", modules=OF_AN_APPLICATION) as python:
+        yield python
+
+
 @pytest.mark.parametrize(
     ("block", "shown"),
     [pytest.param(block, shown, id=f"{page}-{block.line}") for page, block, shown in programs()],
 )
-def test_a_program_prints_what_its_page_shows(block: Fence, shown: Fence, tmp_path: Path) -> None:
+def test_a_program_prints_what_its_page_shows(block: Fence, shown: Fence, tmp_path: Path, python: ForkedPython) -> None:
     """Warnings are errors."""
     (tmp_path / "app.py").write_text(block.text, "utf-8")
 
-    done = run_python(tmp_path, "-W", "error", "-c", WITH_WHOLE_LINES, "app.py")
+    done = python.run(tmp_path, WITH_WHOLE_LINES, "app.py")
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert missing_lines(shown.text.strip(), done.stdout) == [], done.stdout

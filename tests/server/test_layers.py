@@ -41,7 +41,7 @@ def reached(module: str) -> set[str]:
     found: set[str] = set()
     waiting = [module]
     while waiting:
-        new = STRUCTURE.graph[waiting.pop()] - found
+        new = STRUCTURE.imported_by(waiting.pop()) - found
         found |= new
         waiting += [name for name in new if name.startswith("mqtemplate.server.")]
     return found

@@ -16,7 +16,7 @@ from mqtemplate.brokers import RemoteBroker
 from mqtemplate.brokers.remote.cluster.failures import LostBrokers
 from mqtemplate.brokers.remote.consuming import group_requests
 from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
-from mqtemplate.brokers.remote.consuming.group_requests import HeldQueueLocks
+from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
 from mqtemplate.converter import JsonMessageConverter
 from mqtemplate.errors import BrokerError
@@ -142,18 +142,18 @@ def test_a_queue_that_is_given_up_while_it_is_being_locked_is_unlocked(
         queue = one_queue(broker)
         member = join(broker, "orders")
         assert isinstance(member, RemoteConsumer)
-        lock, is_locked = cluster.broker.locks.lock, Event()
+        lock, is_given_up = GroupRequests.lock, Event()
 
-        def lock_late(*arguments: Any) -> list[MessageQueue]:
-            locked = lock(*arguments)
+        def lock_late(requests: GroupRequests, queues: Any) -> dict[str, set[MessageQueue] | BrokerError]:
+            results = lock(requests, queues)
             give_up_all(member)
-            is_locked.set()
-            return locked
+            is_given_up.set()
+            return results
 
-        monkeypatch.setattr(cluster.broker.locks, "lock", lock_late)
+        monkeypatch.setattr(RemoteConsumer, "rebalance", lambda member: None)  # the next one gives the queue back
+        monkeypatch.setattr(GroupRequests, "lock", lock_late)
         assert not member.lock_soon(queue)
-        assert is_locked.wait(60)
-        monkeypatch.undo()
+        eventually(is_given_up.is_set, "the queue is locked, and the member does not know it yet")
 
         eventually(lambda: is_locked_by_other(cluster, queue), "another member locks the queue")
 
