@@ -290,10 +290,11 @@ class PopService:
         """
         self._check_open()
         results = [False] * len(handles)
-        done = 0
+        done, was_full = 0, False
         for tracked, indexes in self._by_queue(group, topic, handles):
             with tracked.lock:
                 state = tracked.state
+                was_full |= len(state.in_flight) >= self._max_in_flight
                 acked = state.ack_all([(handles[index].queue_offset, handles[index].pop_ms) for index in indexes])
                 for index, result in zip(indexes, acked, strict=True):
                     handle = handles[index]
@@ -308,11 +309,16 @@ class PopService:
                 self._progress.settle(tracked)
         if done:
             self._acked.add(done)
-            if any(handle.is_ordered for handle in handles) or self._deliverer.has_turns(HoldKey(group, topic)):
-                self._holds.changed(HoldKey(group, topic))
+            self._let_others_follow(group, topic, handles, was_full=was_full)
         if any(results):
             self.journal.confirm(when_durable)
         return results
+
+    def _let_others_follow(self, group: str, topic: str, ended: Sequence[ReceiptHandle], *, was_full: bool) -> None:
+        """Let pops that wait have the messages for which the end of deliveries makes room."""
+        is_blocking = any(handle.is_ordered for handle in ended) or self._deliverer.has_turns(HoldKey(group, topic))
+        if was_full or is_blocking:
+            self._holds.changed(HoldKey(group, topic))
 
     def _by_queue(
         self, group: str, topic: str, handles: Sequence[ReceiptHandle]
@@ -420,6 +426,7 @@ class PopService:
         end, copy = 0, None
         with tracked.lock:
             state, offset = tracked.state, handle.queue_offset
+            was_full = len(state.in_flight) >= self._max_in_flight
             found = state.in_flight.get(offset) or state.waiting.get(offset)
             if found is None:
                 is_known = offset < state.next and handle.expires_ms > self._clock.now_ms()
@@ -437,8 +444,7 @@ class PopService:
             return False
         if copy is not None:
             self._store.confirm_async(end, (copy.topic,))
-        if handle.is_ordered or self._deliverer.has_turns(HoldKey(group, topic)):
-            self._holds.changed(HoldKey(group, topic))
+        self._let_others_follow(group, topic, [handle], was_full=was_full)
         self.journal.confirm(when_durable)
         return True
 
