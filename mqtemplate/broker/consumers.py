@@ -100,11 +100,6 @@ class Consumer(ABC):
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """Set the queue offset that the next ``poll`` reads from."""
 
-    def move(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Do `seek` and `commit`. A queue that `lock_soon` has not locked yet continues there once it is locked."""
-        self.seek(queue, queue_offset)
-        self.commit(queue, queue_offset)
-
     @abstractmethod
     def committed(self, queue: MessageQueue) -> int | None:
         """Return the committed offset of the group: the first queue offset not yet consumed; None if there is none."""

@@ -91,10 +91,6 @@ class HandOverConsumer(Consumer):
         member, inner = self._of(queue)
         member.seek(inner, queue_offset)
 
-    def move(self, queue: MessageQueue, queue_offset: int) -> None:
-        member, inner = self._of(queue)
-        member.move(inner, queue_offset)
-
     def committed(self, queue: MessageQueue) -> int | None:
         member, inner = self._of(queue)
         return member.committed(inner)

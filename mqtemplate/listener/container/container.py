@@ -224,7 +224,7 @@ class ListenerContainer:
         """Call no handler and fetch nothing until ``resume``.
 
         When this returns, handlers finish the messages that they have, and no further one starts. Fetched messages
-        are kept, and the queues stay assigned unless members join or leave. By POP, other members may have the fetched messages, and the broker has
+        are kept, and the queues stay assigned. By POP, other members may have the fetched messages, and the broker has
         acknowledged those that were handled; if it does not answer, the wait ends as that of `stop` does.
         """
         with self._state_lock:

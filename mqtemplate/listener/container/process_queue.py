@@ -245,7 +245,8 @@ class Repositioning:
 
     def _move(self, queue: MessageQueue, target: int) -> None:
         self._queues.supersede(queue)
-        self._consumer.move(queue, target)
+        self._consumer.seek(queue, target)
+        self._consumer.commit(queue, target)
         group = self._consumer.spec.group
         _log.info("listener.repositioned", group=group, topic=queue.topic, queue=queue.queue_id, next_offset=target)
 

@@ -89,7 +89,6 @@ class RemoteConsumer(Consumer):
         self._is_ordered = False  # from the first lock on
         self._takes_resets = False
         self._resets: dict[MessageQueue, int] = {}
-        self._moves: dict[MessageQueue, int] = {}  # offsets of `move` for queues that were not locked
         self._failed_starts: dict[MessageQueue, str] = {}
         self._assigning = threading.RLock()  # held while the assignment changes; that may wait for brokers
         self._assignment: frozenset[MessageQueue] = frozenset()
@@ -224,7 +223,6 @@ class RemoteConsumer(Consumer):
             self.starts.remember(queue)
             self.offsets.forget(queue)
             self._resets.pop(queue, None)
-            self._moves.pop(queue, None)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -263,11 +261,6 @@ class RemoteConsumer(Consumer):
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         self.pulls.seek(queue, queue_offset)
 
-    def move(self, queue: MessageQueue, queue_offset: int) -> None:
-        if not self.locks.is_ready(queue):
-            self._moves[queue] = queue_offset  # the queue continues after its last commit when it is locked
-        super().move(queue, queue_offset)
-
     # --- progress ------------------------------------------------------------------------------
 
     def committed(self, queue: MessageQueue) -> int | None:
@@ -278,19 +271,17 @@ class RemoteConsumer(Consumer):
 
         A locked queue that was reassigned still counts: its new owner cannot lock it yet.
         """
-        self.offsets.commit(queue, queue_offset, lambda: self._may_commit(queue))
-
-    def _may_commit(self, queue: MessageQueue) -> bool:
-        is_mine = self.locks.holds(queue) if self._is_ordered else queue in self._assignment
-        return is_mine and queue not in self._resets
+        may_commit = self.locks.holds(queue) if self._is_ordered else queue in self._assignment
+        if may_commit and queue not in self._resets:
+            self.offsets.commit(queue, queue_offset)
 
     def flush_offsets(self) -> None:
         """Send the commits that were collected; the next call repeats those that fail."""
-        self.offsets.flush(self.locks.committable() if self._is_ordered else None, is_last=False)
+        self.offsets.flush(self.locks.valid() if self._is_ordered else None, is_last=False)
 
     def _flush(self, queues: Iterable[MessageQueue]) -> None:
         """Send the commits of *queues* for the last time, unless another member may have locked them."""
-        self.offsets.flush(self.locks.committable().intersection(queues) if self._is_ordered else queues)
+        self.offsets.flush(self.locks.valid().intersection(queues) if self._is_ordered else queues)
 
     def send_back(
         self,
@@ -346,8 +337,6 @@ class RemoteConsumer(Consumer):
             if self.locks.request(queue):
                 self.on_locks_due()
             return False
-        if (moved := self._moves.pop(queue, None)) is not None:
-            self.commit(queue, moved)
         own = self.offsets.own(queue)
         if own is not None:
             self.pulls.seek(queue, own)  # messages after it were polled and discarded when the lock was lost
@@ -399,8 +388,6 @@ class RemoteConsumer(Consumer):
                 self._log_failed_start(queue, committed)
                 continue
             self._failed_starts.pop(queue, None)
-            if self.pulls.position(queue) is None:
-                continue  # it is being assigned or given up in another thread; its lock is requested again
             own = self.offsets.own(queue)
             if committed is not None and (own is None or committed > own):
                 self.offsets.forget(queue)

@@ -243,8 +243,6 @@ class HeldQueueLocks:
     _requested: set[MessageQueue] = field(default_factory=set, init=False)
     _released: set[MessageQueue] = field(default_factory=set, init=False)
     _regained: frozenset[MessageQueue] = field(default=frozenset(), init=False)  # lost and renewed, not requested again
-    _requesting: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _is_closed: bool = field(default=False, init=False)
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -286,12 +284,6 @@ class HeldQueueLocks:
             held = frozenset(self._renewed_ms)
         return held - self.lost()
 
-    def committable(self) -> frozenset[MessageQueue]:
-        """Return the queues that are locked now, and in which no other member can have committed since."""
-        with self._lock:
-            requested = frozenset(self._requested)
-        return self.valid() - requested
-
     def lose(self, broker_name: str) -> bool:
         """Count the locks at a broker as lost; return True if there are some."""
         with self._lock:
@@ -306,7 +298,6 @@ class HeldQueueLocks:
         with self._lock:
             is_new = queue not in self._requested
             self._requested.add(queue)
-            self._ready.discard(queue)  # another member may have had a lost lock: the read position is set again
             return is_new
 
     def release(self, queue: MessageQueue) -> None:
@@ -376,30 +367,18 @@ class HeldQueueLocks:
 
     def _lock_all(self, queues: Iterable[MessageQueue]) -> dict[str, set[MessageQueue] | BrokerError]:
         """Send lock requests to all brokers at once; return the locked queues, or the error, of each."""
-        by_broker = _by_broker(queues)
-        results: dict[str, set[MessageQueue] | BrokerError] = {name: set() for name in by_broker}
-        with self._requesting:
-            requested_ms = lease_time_ms(self.clock)
-            if not self._is_closed:
-                results = self.requests.lock(by_broker)
-            self._note(by_broker, results, requested_ms)
-        return results
-
-    def _note(
-        self,
-        requested: Mapping[str, list[MessageQueue]],
-        results: Mapping[str, set[MessageQueue] | BrokerError],
-        requested_ms: int,
-    ) -> None:
+        by_broker, requested_ms = _by_broker(queues), lease_time_ms(self.clock)
+        results = self.requests.lock(by_broker)
         with self._lock:
             for broker_name, locked in results.items():
                 if isinstance(locked, BrokerError):
                     continue
-                for queue in requested[broker_name]:
+                for queue in by_broker[broker_name]:
                     if queue in locked:
                         self._renewed_ms[queue] = requested_ms
                     elif queue in self._renewed_ms:
                         self._renewed_ms[queue] = _NEVER_MS
+        return results
 
     def set_ready(self, queue: MessageQueue) -> None:
         """Declare that the read position of a locked queue was set."""
@@ -409,20 +388,19 @@ class HeldQueueLocks:
                 self._ready.add(queue)
 
     def renew(self, assignment: Collection[MessageQueue]) -> tuple[set[MessageQueue], bool]:
-        """Renew the locks. A lost lock of a queue that is not assigned is not renewed, and forgotten if no caller has it.
+        """Renew the locks. A lost lock is renewed for an assigned queue, and else forgotten.
 
         Returns:
             The queues whose lost locks were regained, and True if each broker has answered.
         """
         lost = self.lost()
         with self._lock:
-            given_up = lost.difference(assignment)
-            for queue in given_up - self._taken:
+            for queue in lost.difference(assignment):
                 self._renewed_ms.pop(queue, None)
                 self._ready.discard(queue)
-            held = self._renewed_ms.keys() - given_up
-            # Before the request: there is no moment at which they look valid.
-            self._regained = lost.intersection(self._renewed_ms)
+                self._taken.discard(queue)
+            held = frozenset(self._renewed_ms)
+            self._regained = lost & held  # before the request: there is no moment at which they look valid
         locked = self._acquire(held)
         regained = locked & lost
         with self._lock:
@@ -440,10 +418,8 @@ class HeldQueueLocks:
             self.requests.unlock(_by_broker(held))
 
     def close(self) -> None:
-        """Unlock all queues, and lock none any more. A request in another thread is awaited: it may lock some."""
-        with self._requesting:
-            self._is_closed = True
-            self.unlock(list(self._renewed_ms))
+        """Unlock all queues."""
+        self.unlock(list(self._renewed_ms))
 
 
 class CallerLocks:

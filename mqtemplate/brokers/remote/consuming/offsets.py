@@ -66,14 +66,10 @@ class OffsetStore(ABC):
                 is near the end of the commit log.
         """
 
-    def commit(self, queue: MessageQueue, queue_offset: int, may_commit: Callable[[], bool] = lambda: True) -> None:
-        """Set the offset of a queue; the next flush stores it.
-
-        Args:
-            may_commit: Checked in one step with the commit: no `flush` and no `forget` is between the two.
-        """
+    def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Set the offset of a queue; the next flush stores it."""
         with self._lock:
-            if self._offsets.get(queue) != queue_offset and may_commit():
+            if self._offsets.get(queue) != queue_offset:
                 self._offsets[queue] = queue_offset
                 self._changed.add(queue)
 
