@@ -531,14 +531,14 @@ class DelayController:
             readable = [record for record in records if record is not None]
             if len(readable) < len(records) or not readable:
                 return not records
-            topics = set()
+            topics, end = set(), 0
             # One by one: all of them together could be larger than a file of the log.
             for record, due_ms in zip(readable, rows["due_ms"].tolist(), strict=True):
                 draft = self._forward(record, due_ms)
-                self._store.put(draft, though_full=True)  # it frees disk space in the end
+                end = self._store.put(draft, though_full=True).end  # it frees disk space in the end
                 delay_store.remove(record)
                 topics.add(draft.topic)
-        self._store.notify(topics)
+        self._store.confirm_async(end, topics)  # one that is due is in its topic now, readable after the flush
         return True
 
     def _forward(self, record: StoredRecord, due_ms: int) -> RecordDraft:
