@@ -241,10 +241,14 @@ class PopService:
                 with tracked.lock:
                     delivery = tracked.state.in_flight.get(handle.queue_offset)
                     if delivery is not None and delivery.pop_ms == handle.pop_ms:
-                        tracked.state.wait_again(handle.queue_offset, counts=False)
+                        self._put_back(held.key, tracked, handle.queue_offset)
                         self._progress.settle(tracked)
         if result.messages:
             self._holds.changed(held.key)
+
+    def _put_back(self, key: HoldKey, tracked: TrackedQueue, queue_offset: int) -> None:
+        """Let a message wait that did not reach its client. The lock of the queue is held."""
+        tracked.state.wait_again(queue_offset, counts=False, key=self._deliverer.key_of(key, tracked, queue_offset))
 
     def _serve(self, key: HoldKey) -> None:
         """Pop for the pops of a key, in turn, until there are no more messages."""
@@ -400,7 +404,7 @@ class PopService:
                     if state.change(handle.queue_offset, handle.pop_ms, delivery) is None:
                         continue
                     if is_released:
-                        state.wait_again(handle.queue_offset, counts=False)
+                        self._put_back(HoldKey(group, topic), tracked, handle.queue_offset)
                     changed[index] = handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
                 self._progress.settle(tracked)
         if any(changed):

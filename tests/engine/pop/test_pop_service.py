@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.pop.holds import HeldPop
 from mqtemplate.engine.pop.pop import PopRequest, PopResult
 from mqtemplate.errors import BrokerClosedError, DestinationError
 from mqtemplate.key_limits import KeyLimits
@@ -670,6 +671,24 @@ def test_a_waiting_pop_gets_the_next_message_of_a_key_when_a_retry_becomes_a_dea
 
     assert [each.body for each in messages_in(shop.broker, DEAD)] == [b"a"]
     assert bodies(results[0].messages) == ["b"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_message_that_did_not_reach_its_client_keeps_its_key(shop: Shop, is_cancelled: bool) -> None:
+    """Without the key it was delivered beside another message of the tenant, of which one may be in flight."""
+    options = {"key_limits": KeyLimits("tenant", max_in_flight=1)}
+    shop.send("a", "b", tenant="x")
+    for _ in range(2):
+        if is_cancelled:
+            held = HeldPop(shop.pop_service._holds, shop.request(**options), 20_000, lambda result: None)
+            held.cancel()
+            shop.pop_service._finish(held, shop.pop_service.pop(held.request))
+        else:
+            (a,) = shop.pop(**options)
+            shop.change(a, 0, counts=False)
+
+    assert bodies(shop.pop(**options)) == ["a"]
+    assert shop.pop(**options) == []
 
 
 def test_too_many_waiting_pops_are_refused_at_once() -> None:
