@@ -292,6 +292,7 @@ class DelayController:
         end, handles = 0, []
         changed: list[StoredRecord] = []
         topics: set[str] = set()
+        error: StoreError | None = None
         for record in records:
             delay_store = self._delay_stores[record.topic]
             with delay_store.lock:
@@ -300,7 +301,11 @@ class DelayController:
                 if entry is None:
                     continue
                 drafts = self._drafts(record, entry, change)
-                puts = self._store.put(Drafts(drafts), though_full=change.deliver_ms is None)
+                try:
+                    puts = self._store.put(Drafts(drafts), though_full=change.deliver_ms is None)
+                except StoreError as exc:  # those before it are changed: their consumers have to know
+                    error = exc
+                    break
                 delay_store.remove(record)
             changed.append(record)
             end = puts.end
@@ -315,6 +320,8 @@ class DelayController:
                     with (delay_store := self._delay_stores[record.topic]).lock:
                         delay_store.mark_cancelled(record)
             (self._cancelled if change.deliver_ms is None else self._rescheduled).add(len(changed))
+        if error is not None:
+            raise error
         return ScheduleChange(change.status, len(changed), tuple(handles))
 
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:

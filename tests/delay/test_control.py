@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -17,7 +18,7 @@ from mqtemplate.delay.copies import released_source
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.divert import TimerLimits
 from mqtemplate.engine.reader import QueueReader
-from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.errors import DelayError, MessageError, StoreFullError
 from mqtemplate.message import MessageQueue
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
@@ -311,3 +312,26 @@ def test_a_message_that_is_due_when_it_is_copied_forward_is_announced_when_it_is
 
     assert engine.bodies() == [b"due"]
     assert readable == [1]
+
+
+def test_messages_that_are_released_before_the_disk_is_full_are_announced(
+    engine: DelayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request fails with the second message. The consumers of the first one did not learn of it."""
+    announced: list[list[bytes]] = []
+    for body in (b"first", b"second"):
+        engine.send(body, KEYS="4466", TIMER_DELAY_MS=60_000)
+    engine.store.watch("orders", lambda: announced.append(engine.bodies()))
+    put, left = engine.store.put, iter([True])
+
+    def put_one(*arguments: Any, **options: Any) -> Any:
+        if not next(left, False):
+            raise StoreFullError("no space")
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(engine.store, "put", put_one)
+    with pytest.raises(StoreFullError):
+        engine.control.reschedule(None, engine.clock.now_ms(), "4466")
+
+    assert len(engine.bodies()) == 1
+    assert announced == [engine.bodies()]
