@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import TypeAlias
 
 from mqtemplate.broker.parts import CheckTransaction
@@ -87,10 +88,10 @@ class GroupChecker:
                 return
             self._is_closed = True
         self.on_close(self)
-        while not self._jobs.empty():
-            self._jobs.get_nowait()
-        for _ in self._workers:
-            self._jobs.put(None)
+        with contextlib.suppress(Empty):  # not `empty` before: a worker may take the last check in between
+            while True:
+                self._jobs.get_nowait()
+        self._jobs.put(None)  # one for all, since there may be fewer places than workers: each passes it on
         for thread in self._workers:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
@@ -101,6 +102,7 @@ class GroupChecker:
                 job()
             except BaseException:
                 _log.exception("transaction.check_failed", group=self.group)
+        self._jobs.put(None)
 
     def _state_of(self, message: MessageExt) -> tuple[TransactionState, str | None]:
         try:

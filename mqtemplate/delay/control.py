@@ -292,6 +292,7 @@ class DelayController:
         end, handles = 0, []
         changed: list[StoredRecord] = []
         topics: set[str] = set()
+        error: StoreError | None = None
         for record in records:
             delay_store = self._delay_stores[record.topic]
             with delay_store.lock:
@@ -300,7 +301,11 @@ class DelayController:
                 if entry is None:
                     continue
                 drafts = self._drafts(record, entry, change)
-                puts = self._store.put(Drafts(drafts), though_full=change.deliver_ms is None)
+                try:
+                    puts = self._store.put(Drafts(drafts), though_full=change.deliver_ms is None)
+                except StoreError as exc:  # those before it are changed: their consumers have to know
+                    error = exc
+                    break
                 delay_store.remove(record)
             changed.append(record)
             end = puts.end
@@ -315,6 +320,8 @@ class DelayController:
                     with (delay_store := self._delay_stores[record.topic]).lock:
                         delay_store.mark_cancelled(record)
             (self._cancelled if change.deliver_ms is None else self._rescheduled).add(len(changed))
+        if error is not None:
+            raise error
         return ScheduleChange(change.status, len(changed), tuple(handles))
 
     def _handle(self, draft: RecordDraft, due_ms: int, physical_offset: int) -> str:
@@ -531,14 +538,14 @@ class DelayController:
             readable = [record for record in records if record is not None]
             if len(readable) < len(records) or not readable:
                 return not records
-            topics = set()
+            topics, end = set(), 0
             # One by one: all of them together could be larger than a file of the log.
             for record, due_ms in zip(readable, rows["due_ms"].tolist(), strict=True):
                 draft = self._forward(record, due_ms)
-                self._store.put(draft, though_full=True)  # it frees disk space in the end
+                end = self._store.put(draft, though_full=True).end  # it frees disk space in the end
                 delay_store.remove(record)
                 topics.add(draft.topic)
-        self._store.notify(topics)
+        self._store.confirm_async(end, topics)  # one that is due is in its topic now, readable after the flush
         return True
 
     def _forward(self, record: StoredRecord, due_ms: int) -> RecordDraft:

@@ -151,13 +151,17 @@ class Releaser:
             _log.debug("message.released", service=self._service, count=count, lag_ms=int(lags_ms[0]))
         return copies
 
-    def confirm(self, *, has_more: bool) -> None:
+    def take_unconfirmed(self) -> set[str]:
+        """With the lock of the delay store: return the topics of copies that `confirm` has to announce."""
+        topics, self._unconfirmed = self._unconfirmed, set()
+        return topics
+
+    def confirm(self, topics: set[str], *, has_more: bool) -> None:
         """Notify the consumers of released messages once the copies are as durable as the flush mode requires.
 
         Args:
             has_more: More messages are due. Then do not wait for fsync: the next copies are built during the flush.
         """
-        topics, self._unconfirmed = self._unconfirmed, set()
         if topics and has_more:
             self._store.confirm_async(self.end, topics)
         elif topics:
@@ -371,14 +375,18 @@ class DelayStore(ABC):
         """Release due messages, a bounded number. Return the time of the next call (epoch ms)."""
         self.start()
         now_ms = self._store.clock.now_ms()
-        try:
-            # `DelayController` takes this lock, too. Whichever comes second finds that the message is gone.
-            with self.lock:
+        next_ms: int | None = now_ms + _RETRY_MS
+        stalled: StoreFullError | None = None
+        # `DelayController` takes this lock, too. Whichever comes second finds that the message is gone.
+        with self.lock:
+            try:
                 next_ms = self._release_due(now_ms)
-        except StoreFullError as exc:
-            self._stalled_log.warning("release.stalled", service=self.name, reason=str(exc))
-            return now_ms + _RETRY_MS
-        self._releaser.confirm(has_more=next_ms is not None and next_ms <= now_ms)
+            except StoreFullError as exc:
+                stalled = exc
+            topics = self._releaser.take_unconfirmed()  # also of other threads: `catch_up` may release
+        if stalled is not None:
+            self._stalled_log.warning("release.stalled", service=self.name, reason=str(stalled))
+        self._releaser.confirm(topics, has_more=next_ms is not None and next_ms <= now_ms)
         return next_ms
 
     def _dequeue_lag_ms(self) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from secrets import token_hex
 from typing import Protocol
@@ -168,11 +169,36 @@ class LocalHandOver:
     def _seal(self) -> None:
         """Refuse messages from now on, if the hand-over is confirmed."""
         if self._state is not None and self._state.phase is HandOverPhase.CONFIRMED:
-            reason = (
-                f"this broker has moved to {self._state.target}, and takes no messages any more; send them "
-                "there, and remove mqtemplate.hand-over from the settings"
-            )
-            self._store.fence = lambda: reason
+            self._refuse_messages(self._state.target)
+
+    def _refuse_messages(self, target: str) -> None:
+        reason = (
+            f"this broker has moved to {target}, and takes no messages any more; send them "
+            "there, and remove mqtemplate.hand-over from the settings"
+        )
+        self._store.fence = lambda: reason
+
+    @contextmanager
+    def _confirming(self, state: HandOverState) -> Iterator[None]:
+        """Refuse messages before the last look: one that was stored after it would stay here for ever.
+
+        Raises:
+            HandOverError: There is something left here; then messages are stored as before.
+        """
+        fence = self._store.fence
+        self._check_nothing_remains()  # the usual error, for which no message is refused
+        self._refuse_messages(state.target)
+        try:
+            self._store.written_end()  # waits for the last append
+            self._check_nothing_remains()
+            yield
+        except BaseException:
+            self._store.fence = fence
+            raise
+
+    def _check_nothing_remains(self) -> None:
+        if remaining := self.remaining():
+            raise HandOverError(f"the hand-over cannot be confirmed yet: {'; '.join(remaining)}")
 
     def _refuse_pending_keys(self) -> str | None:
         """Return why this broker cannot decide about a pending key; None without messages that may be elsewhere."""
@@ -244,12 +270,10 @@ class LocalHandOver:
             state.check_next(phase)
             if phase is state.phase:
                 return state
-            if phase is HandOverPhase.CONFIRMED and (remaining := self.remaining()):
-                raise HandOverError(f"the hand-over cannot be confirmed yet: {'; '.join(remaining)}")
-            _log.info("hand_over.changed", target=state.target, phase=phase.value, phase_before=state.phase.value)
-            switches_ms = state.switched(phase, self._store.clock.now_ms())
-            saved = self._save(replace(state, phase=phase, last_error=None, switches_ms=switches_ms))
-            self._seal()
+            with self._confirming(state) if phase is HandOverPhase.CONFIRMED else nullcontext():
+                _log.info("hand_over.changed", target=state.target, phase=phase.value, phase_before=state.phase.value)
+                switches_ms = state.switched(phase, self._store.clock.now_ms())
+                saved = self._save(replace(state, phase=phase, last_error=None, switches_ms=switches_ms))
             self._keep_ends()
             self._changed()
             return saved

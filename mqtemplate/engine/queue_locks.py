@@ -65,14 +65,14 @@ class QueueLockTable:
             now_ms = self._clock.steady_ms()
             locks = self._live_locks(group, now_ms)
             owned = [queue for queue in queues if queue not in locks or locks[queue].client_id == client_id]
-            new = set(owned) - locks.keys()
-            if new:
-                self._quota.take(holder, len(new))
-            for queue in owned:
-                if queue in new:
-                    self._set(group, queue, _QueueLock(client_id, now_ms, holder))
-                else:
-                    self._renew(group, queue, now_ms, holder)
+            # All at once: if the quota refuses, nothing has changed, and nothing is counted.
+            counted = {queue for queue in owned if queue not in locks or locks[queue].holder != holder}
+            if counted:
+                self._quota.take(holder, len(counted))
+            for queue in dict.fromkeys(owned):
+                if queue in locks and queue in counted:
+                    self._drop(group, queue)  # the client had another connection, for which it was counted
+                self._set(group, queue, _QueueLock(client_id, now_ms, holder))
         return owned
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
@@ -115,17 +115,6 @@ class QueueLockTable:
     def _set(self, group: str, queue: MessageQueue, lock: _QueueLock) -> None:
         self._groups.setdefault(group, {})[queue] = lock
         self._of_connection.setdefault(lock.holder.connection, set()).add((group, queue))
-
-    def _renew(self, group: str, queue: MessageQueue, now_ms: int, holder: Owner) -> None:
-        """Renew a lock. Its client may have another connection than before, which counts it from now on."""
-        lock = self._groups[group][queue]
-        if lock.holder == holder:
-            lock.locked_ms = now_ms
-            return
-        self._quota.take(holder)
-        client_id = lock.client_id
-        self._drop(group, queue)
-        self._set(group, queue, _QueueLock(client_id, now_ms, holder))
 
     def _drop(self, group: str, queue: MessageQueue) -> None:
         locks = self._groups[group]

@@ -149,7 +149,8 @@ class TransactionService:
     @property
     def open_count(self) -> int:
         """Number of open transactions."""
-        return len(self._open)
+        with self._lock:  # a half message that is stored may not be noted yet
+            return len(self._open)
 
     def add_checker(self, checker: TransactionChecker) -> None:
         """Send checks through *checker* too. The first checker that has a producer of the group sends a check."""

@@ -115,6 +115,7 @@ class GrpcCall:
         "_handler",
         "_is_finished",
         "_is_lost",
+        "_is_sending",
         "_message",
         "_stream",
         "_timer",
@@ -148,6 +149,7 @@ class GrpcCall:
         self._buffer: bytearray | None = None  # received bytes of an incomplete message
         self._message: bytes | None = None  # of a unary call that the client has not half-closed yet
         self._is_finished = self._is_lost = False
+        self._is_sending = False  # finished by another thread, whose messages this one has not sent yet
         self._timer: Timer | None = None
 
     def __str__(self) -> str:
@@ -180,7 +182,7 @@ class GrpcCall:
     def finish(self, status: GrpcStatus = GrpcStatus.OK, details: str = "") -> None:
         """End the call; *details* is a text for the client's programmer."""
         if not self._is_finished:
-            self._is_finished = True
+            self._is_finished = self._is_sending = True
             self._run(self._send_status, status, details)
 
     def reply(self, message: bytes) -> None:
@@ -230,6 +232,7 @@ class GrpcCall:
         self._send_status(GrpcStatus.OK, "")
 
     def _send_status(self, status: GrpcStatus, details: str) -> None:
+        self._is_sending = False
         fields = status_fields(status, details)
         if not self._stream.has_sent_headers:
             fields = (*HEAD_FIELDS, *fields)
@@ -445,10 +448,10 @@ class GrpcCall:
         self._forget()
         on_closed, handler = self.on_closed, self._handler
         self.on_closed = self.on_leaving = self._handler = None  # they refer to this object
-        if self._is_finished:
-            self.report_unsent()
-        else:
+        if not self._is_finished:
             self._notify(on_closed if handler is None else handler.on_closed)
+        elif not self._is_sending:  # else another thread has finished it: `_send_status`, which comes, reports all
+            self.report_unsent()
 
     def _forget(self) -> None:
         """Free what the call holds."""

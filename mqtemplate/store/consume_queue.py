@@ -289,12 +289,19 @@ class ConsumeQueue:
 
         Searches from the end: the readers of a queue are mostly there.
         """
+
+        def physical_offset_at(queue_offset: int) -> int:
+            try:
+                return self.unit(queue_offset).physical_offset
+            except IndexError:  # deleted meanwhile, so it is before the rest
+                return _LOWEST
+
         high = self.max_offset
         step = 1
-        while (low := max(high - step, self.min_offset)) < high and self.unit(low).physical_offset >= physical_end:
+        while (low := max(high - step, self.min_offset)) < high and physical_offset_at(low) >= physical_end:
             high = low
             step *= 2
-        return low + bisect_left(range(low, high), physical_end, key=lambda at: self.unit(at).physical_offset)
+        return low + bisect_left(range(low, high), physical_end, key=physical_offset_at)
 
     # --- changing units ------------------------------------------------------------------------
 

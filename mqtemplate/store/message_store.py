@@ -171,7 +171,7 @@ class MessageStore:
             # consumers read flushed records only, and possibly no producer will call flush
             self.group_commit.wait(self.end_offset, _FLUSH_TIMEOUT_MS)
         self._delete_units_before_log()
-        self.index.load(self._written_end, self._checkpoint.fields.index_msg_timestamp, was_clean=was_clean)
+        self.index.load(self.written_end, self._checkpoint.fields.index_msg_timestamp, was_clean=was_clean)
         self.store_files.mark_open()
 
     def start(self) -> None:
@@ -247,7 +247,7 @@ class MessageStore:
         """Physical offset of the next record."""
         return self._commit_log.end
 
-    def _written_end(self) -> int:
+    def written_end(self) -> int:
         """Return `end_offset`, also while the log starts its next file in another thread."""
         with self._lock:
             return self._commit_log.end
@@ -289,16 +289,18 @@ class MessageStore:
                 written.
             StoreFencedError: The store takes nothing now, see *fence*. Nothing was written.
         """
-        if self.fence is not None and (reason := self.fence()) is not None:
-            raise StoreFencedError(reason)
+        self._check_fence()
         if self.cleaning.refusal is not None and not though_full:
             raise StoreFullError(self.cleaning.refusal)
         try:
             with self._lock:
+                self._check_fence()  # again: after a fence was set, `written_end` is the end of the log
                 started = perf_counter_ns()
                 puts = self._writer.append(records)
                 self._append_ns.observe(perf_counter_ns() - started)
                 self._appended.value += 1 if type(puts) is PutResult else len(puts)
+        except StoreFencedError:  # the disk has space
+            raise
         except StoreFullError as exc:
             self._note_full(exc)
             raise
@@ -306,6 +308,10 @@ class MessageStore:
             self.disk.works()
             self._mark_dirty()
         return puts
+
+    def _check_fence(self) -> None:
+        if self.fence is not None and (reason := self.fence()) is not None:
+            raise StoreFencedError(reason)
 
     def start_flush(self, put: PutResult) -> None:
         """Let the disk begin to write a record whose producer calls `confirm` soon, in the same thread.
@@ -515,7 +521,7 @@ class MessageStore:
 
     def checkpoint_after(self, physical_offset: int) -> bool:
         """Take a checkpoint. Return True if a restart from now on reads no record before *physical_offset*."""
-        end = self._written_end()
+        end = self.written_end()
         self.take_checkpoint()
         return self.group_commit.flushed >= end and self._checkpoint.replay_start >= physical_offset
 

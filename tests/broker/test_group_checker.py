@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
+from typing import Any
 
+import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.broker import group_checker
 from mqtemplate.broker.group_checker import GroupChecker
 from mqtemplate.message import HostAddress, MessageExt, Property
 from mqtemplate.results import TransactionState
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
 HOST = HostAddress("127.0.0.1", 10911)
 COMMIT, UNKNOWN = TransactionState.COMMIT, TransactionState.UNKNOWN
@@ -134,3 +137,47 @@ def test_a_closed_checker_runs_no_check() -> None:
 
     assert closed == [checker]
     assert answers == []
+
+
+class LosingQueue(Queue[Any]):
+    """A queue whose last job a thread takes just when the checker wants to drop it."""
+
+    def get_nowait(self) -> Any:
+        super().get_nowait()
+        return super().get_nowait()
+
+
+def test_a_checker_closes_while_a_thread_takes_its_last_check() -> None:
+    """The broker was not closed, and kept its store directory."""
+    checker = GroupChecker("shop", lambda message: COMMIT, threads=1, max_waiting=9, on_close=lambda closed: None)
+    checker._jobs = LosingQueue()
+    checker._jobs.put(None)
+
+    checker.close()
+
+    assert checker._jobs.qsize() == 1  # the end, for its threads
+
+
+def test_a_checker_with_fewer_places_than_threads_closes_while_all_of_them_are_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for a place until the application's checks had ended; they may wait for the broker."""
+    monkeypatch.setattr(group_checker, "_JOIN_S", 0.0)
+    started, go_on = threading.Semaphore(0), threading.Event()
+
+    def check(message: MessageExt) -> TransactionState:
+        started.release()
+        go_on.wait(10 * PATIENCE_S)
+        return COMMIT
+
+    checker = GroupChecker("shop", check, threads=3, max_waiting=1, on_close=lambda closed: None)
+    for number in range(3):
+        checker.submit(message(b"%d" % number), lambda state, remark: None)
+        assert started.acquire(timeout=PATIENCE_S)
+
+    closing = threading.Thread(target=checker.close, daemon=True)
+    closing.start()
+    eventually(lambda: not closing.is_alive(), "the checker is closed")
+    go_on.set()
+
+    eventually(lambda: not any(thread.is_alive() for thread in checker._workers), "its threads have ended")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,10 +17,13 @@ from structlog.testing import capture_logs
 from mqtemplate.delay.copies import released_source
 from mqtemplate.delay.delay_store import DelayStore
 from mqtemplate.delay.divert import TimerLimits
-from mqtemplate.errors import DelayError, MessageError
+from mqtemplate.engine.reader import QueueReader
+from mqtemplate.errors import DelayError, MessageError, StoreFullError
+from mqtemplate.message import MessageQueue
 from mqtemplate.pending import ScheduleChangeStatus
 from mqtemplate.record.codec import StoredRecord
 from mqtemplate.record.properties import decode_properties
+from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.topics import TIMER_TOPIC
 from tests.delay.delay_engine import DelayEngine
 
@@ -292,3 +296,42 @@ def race(engine: DelayEngine, service: DelayStore, groups: list[Group]) -> None:
         assert change.status is not ScheduleChangeStatus.UNKNOWN
         group.changed_count = change.count
     thread.join()
+
+
+def test_a_message_that_is_due_when_it_is_copied_forward_is_announced_when_it_is_readable(tmp_path: Path) -> None:
+    """It was announced before the flush: a consumer that waited found nothing, and waited until its time was over."""
+    engine = DelayEngine(tmp_path / "store", flush=FlushDiskType.SYNC_FLUSH)
+    engine.send(b"due", DELAY=5)
+    reader, readable = QueueReader(engine.store, "broker-a"), list[int]()
+    orders = MessageQueue("orders", "broker-a", 0)
+    engine.store.watch("orders", lambda: readable.append(reader.max_offset(orders)))
+    engine.clock.move_ms(60_000)
+    engine.store.cleaning.refusal = "the disk is full"  # then messages that are due are copied, too
+
+    assert engine.control.copy_forward(0, engine.store.end_offset)
+
+    assert engine.bodies() == [b"due"]
+    assert readable == [1]
+
+
+def test_messages_that_are_released_before_the_disk_is_full_are_announced(
+    engine: DelayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request fails with the second message. The consumers of the first one did not learn of it."""
+    announced: list[list[bytes]] = []
+    for body in (b"first", b"second"):
+        engine.send(body, KEYS="4466", TIMER_DELAY_MS=60_000)
+    engine.store.watch("orders", lambda: announced.append(engine.bodies()))
+    put, left = engine.store.put, iter([True])
+
+    def put_one(*arguments: Any, **options: Any) -> Any:
+        if not next(left, False):
+            raise StoreFullError("no space")
+        return put(*arguments, **options)
+
+    monkeypatch.setattr(engine.store, "put", put_one)
+    with pytest.raises(StoreFullError):
+        engine.control.reschedule(None, engine.clock.now_ms(), "4466")
+
+    assert len(engine.bodies()) == 1
+    assert announced == [engine.bodies()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,7 @@ from mqtemplate.store.settings import FlushDiskType
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC, UNDELIVERABLE_TOPIC
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine, full_disk
+from tests.waiting import PATIENCE_S, eventually
 
 SECOND, MINUTE = 1_000, 60_000
 
@@ -230,3 +233,50 @@ def test_a_poison_message_goes_to_the_dead_letters_and_blocks_no_other(
         engine = open_engine()
 
     assert counts == [1, 0, 0]
+
+
+class OvertakenTopics(set[str]):
+    """Topics to announce. While another thread adds some, it waits until those before are announced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_adding, self.is_announced = threading.Event(), threading.Event()
+
+    def update(self, *topics: Iterable[str]) -> None:
+        self.is_adding.set()
+        assert self.is_announced.wait(PATIENCE_S)
+        super().update(*topics)
+
+
+def test_what_another_thread_releases_while_the_service_announces_is_announced_too(
+    engine: DelayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that has to catch up with a long backlog releases messages. Their consumers were not notified."""
+    announced: list[list[bytes]] = []
+    schedule, topics = engine.schedule, OvertakenTopics()
+    engine.store.watch("orders", lambda: announced.append(engine.bodies()))
+    engine.send(b"one", DELAY=1)
+    releaser = schedule._releaser
+    releaser._unconfirmed = topics
+    confirm = releaser.confirm
+
+    def release() -> None:
+        with schedule.lock:
+            schedule._release_due(engine.clock.now_ms())
+
+    def confirm_while_another_thread_releases(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(releaser, "confirm", confirm)
+        engine.clock.move_ms(SECOND)
+        thread = threading.Thread(target=release)
+        thread.start()
+        eventually(lambda: topics.is_adding.is_set() or not thread.is_alive(), "the other thread has released it")
+        confirm(*arguments, **options)
+        topics.is_announced.set()
+        thread.join()
+
+    monkeypatch.setattr(releaser, "confirm", confirm_while_another_thread_releases)
+    schedule.step()
+
+    schedule.step()
+
+    assert announced == [[b"one"]]

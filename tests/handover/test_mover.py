@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, ReserveFilter, TransitEnd
+from mqtemplate.broker.hand_over import HandOverError, HandOverPhase, HandOverState, ReserveFilter, TransitEnd
 from mqtemplate.errors import BrokerError, SendError, UnsupportedError
 from mqtemplate.futures import AwaitableFuture
 from mqtemplate.handover.limits import MoverSettings
@@ -475,6 +475,47 @@ def test_a_hand_over_is_confirmed_once_the_old_broker_is_empty_and_then_it_refus
         brokers.kill_old()
     with pytest.raises(HandOverError, match=r"is CONFIRMED, which RUNNING cannot follow; allowed: none"):
         brokers.old.hand_over.change(HandOverPhase.RUNNING)
+
+
+def test_no_message_is_taken_while_a_hand_over_is_being_confirmed(
+    brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was stored after the look at what is left stayed in the old broker, which stores nothing any more."""
+    hand_over = brokers.old.hand_over
+    save, refused = hand_over._save, list[SendError]()
+
+    def save_while_a_producer_sends(state: HandOverState) -> HandOverState:
+        with pytest.raises(SendError) as caught:
+            brokers.send(1, TIMER_DELAY_MS=300_000)
+        refused.append(caught.value)
+        return save(state)
+
+    monkeypatch.setattr(hand_over, "_save", save_while_a_producer_sends)
+    hand_over.change(HandOverPhase.CONFIRMED)
+
+    assert len(refused) == 1
+    assert hand_over.counts().pending == 0
+
+
+def test_a_message_that_arrives_before_the_last_look_keeps_a_hand_over_from_being_confirmed(
+    brokers: TwoBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker takes messages as before."""
+    hand_over = brokers.old.hand_over
+    remaining = hand_over.remaining
+
+    def remaining_before_a_send() -> list[str]:
+        found = remaining()
+        if not found:
+            brokers.send(1, TIMER_DELAY_MS=300_000)
+        return found
+
+    monkeypatch.setattr(hand_over, "remaining", remaining_before_a_send)
+    with pytest.raises(HandOverError, match="cannot be confirmed yet: 1 message is pending here"):
+        hand_over.change(HandOverPhase.CONFIRMED)
+
+    brokers.send(2, TIMER_DELAY_MS=300_000)
+    assert hand_over.counts().pending == 2
 
 
 def test_a_broker_without_a_hand_over_says_how_to_start_one() -> None:

@@ -510,6 +510,30 @@ def test_messages_of_another_thread_that_the_end_of_the_call_overtakes_were_not_
     assert grpc_server.unsent.get(timeout=PATIENCE_S) == 0
 
 
+def test_messages_that_another_thread_has_sent_and_the_io_thread_has_not_were_not_sent(
+    grpc_server: GrpcEcho, open_socket: OpenSocket
+) -> None:
+    """The thread has finished the call, and the call ends before the I/O thread has sent anything of it."""
+    peer = open_socket(grpc_server)
+    peer.send(call(1, HOLD))
+    held = grpc_server.held.get(timeout=PATIENCE_S)
+    held.on_unsent = grpc_server.unsent.put
+
+    def answer() -> None:
+        held.write(b"message")
+        held.finish()
+
+    def end_of_the_call() -> None:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        thread.join()
+        held.cancel(ErrorCode.CANCEL)
+
+    grpc_server.loop.call_soon(end_of_the_call)
+
+    assert grpc_server.unsent.get(timeout=PATIENCE_S) == 0
+
+
 # --- a client that leaves -------------------------------------------------------------------------
 
 

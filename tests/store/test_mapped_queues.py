@@ -13,7 +13,9 @@ import pytest
 from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.store.consume_queue import MappedQueues
+from mqtemplate.store.consume_queue import ConsumeQueue, MappedQueues
+from mqtemplate.store.files.layout import CqUnit
+from mqtemplate.store.files.mapped_files import MappedFileQueue
 
 SETTINGS = EmbeddedSettings(max_mapped_queues=3, default_topic_queue_nums=1)
 COUNT = 20
@@ -138,3 +140,21 @@ def test_more_topics_than_descriptors_work(tmp_path: Path) -> None:
             [sys.executable, "-c", _MANY_TOPICS, str(tmp_path)], capture_output=True, text=True, check=False
         )
         assert (done.returncode, done.stdout) == (0, "sent\n"), done.stderr
+
+
+def test_the_end_of_a_queue_is_known_while_its_last_message_is_deleted() -> None:
+    """The deletion comes after the reader has looked where the queue starts. A pull was refused, or others waited."""
+    queue = ReadDuringDeletion(MappedFileQueue(200))
+    queue.reserve(1)
+    queue.append(0, 100, 0)
+
+    assert queue.end_before(50) == 1
+    assert queue.min_offset == 1
+
+
+class ReadDuringDeletion(ConsumeQueue):
+    """A queue whose records are deleted just before a unit is read."""
+
+    def unit(self, queue_offset: int) -> CqUnit:
+        self.delete_before(100)
+        return super().unit(queue_offset)

@@ -141,8 +141,10 @@ class EmbeddedBroker(Broker):
         return self.engine.services()
 
     def close(self) -> None:
-        self.engine.close()
-        self._pop.wake_all()
+        try:
+            self.engine.close()
+        finally:  # also if the disk refuses the last writes: no thread of POP would wake those that wait
+            self._pop.wake_all()
 
     # --- topics --------------------------------------------------------------------------------
 
@@ -306,11 +308,11 @@ class EmbeddedPop(PopConsumers):
                 return
             members.remove(member)
             self._engine.groups.local.leave_pop(group)
-            is_last = not members
-            if is_last:
-                del self._members[group]
-        if is_last and self._engine.lifecycle.is_open:
-            self._engine.pop.end_session(_session_of(group))
+            if members:
+                return
+            del self._members[group]
+            if self._engine.lifecycle.is_open:  # with the lock: the next member has the same session
+                self._engine.pop.end_session(_session_of(group))
 
     def specs(self, group: str) -> list[ConsumerSpec]:
         """Return the settings of each member of a group."""

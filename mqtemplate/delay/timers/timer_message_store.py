@@ -432,13 +432,17 @@ class TimerMessageStore(DelayStore):
                 # The changes first: the checkpoint has a checksum that covers them.
                 changes = [] if backlog is None else backlog.files.wheel.changes()
                 state = None if backlog is None else (backlog, backlog.unmarked(), self._checkpoint(backlog))
-            # A copy that a power failure can still take must not count as released.
-            if not self._store.group_commit.wait(release_end, FLUSH_TIMEOUT_MS):
-                if backlog is not None:
+            is_saved = False
+            try:
+                # A copy that a power failure can still take must not count as released.
+                if not self._store.group_commit.wait(release_end, FLUSH_TIMEOUT_MS):
+                    return self._replay_offset
+                if state is not None:
+                    self._save(*state, changes)
+                is_saved = True
+            finally:
+                if backlog is not None and not is_saved:  # the next checkpoint has to write them
                     backlog.files.wheel.touch(changes)
-                return self._replay_offset
-            if state is not None:
-                self._save(*state, changes)
             self._replay_offset = replay_offset
             return replay_offset
 

@@ -304,13 +304,21 @@ class Deliverer:
         """Return True if the end of a delivery may let another message of its key be delivered."""
         return any(hold_key == key for hold_key, _ in list(self._turns))
 
+    def key_of(self, hold_key: HoldKey, tracked: TrackedQueue, queue_offset: int) -> str:
+        """Return the key by which a message takes turns; empty if the messages of its group and topic take none."""
+        name = next((name for key, name in list(self._turns) if key == hold_key), None)
+        if name is None:
+            return ""
+        record = self._reader.record(tracked.key.topic, tracked.key.queue_id, queue_offset, None)
+        return "" if record is None else bounded(find_property(record.properties_bytes, name.encode()) or "")
+
     def forget_turns(self, belongs: Callable[[HoldKey], bool]) -> None:
         """Forget the turns of a group or a topic that is deleted."""
         for place in [place for place in self._turns if belongs(place[0])]:
             del self._turns[place]
 
     def _turns_of(self, group: str, topic: str, limits: KeyLimits) -> KeyTurns:
-        place = HoldKey(group, topic), limits.fair_by
+        place = HoldKey(group, topic), limits.property_name
         found = self._turns.get(place)
         if found is None:
             found = KeyTurns(self._wake)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mqtemplate.engine.pop.receipt_handle import retry_topic_v1, retry_topic_v2
 from mqtemplate.engine.pop.requests import PopRequest, PopResult
 from mqtemplate.store.message_store import MessageStore
+from mqtemplate.topics import RETRY_TOPIC_PREFIX
 
 MAX_HELD_FOR_KEY = 1_024
 """Most pops of one group that wait for messages of one topic. Source: ``BrokerConfig.popPollingSize``."""
@@ -121,15 +122,20 @@ class HeldPops:
             self._wake()
 
     def changed(self, key: HoldKey) -> None:
-        """Note that a pop of *key* may find messages now, for another reason than new ones."""
+        """Note that a pop of *key* may find messages now, for another reason than new ones.
+
+        Args:
+            key: It may name a retry topic: those pops read it that read the topic of the messages.
+        """
         with self._lock:  # a pop that found nothing is added before or after both: it must not wait for the next change
+            awaited = {key} if key in self._held else set()
             found = self._watches.get(key.topic)
             if found is not None:
                 found[0].arrivals += 1
-            is_awaited = key in self._held
-            if is_awaited:
-                self._ready.add(key)
-        if is_awaited:
+                if key.topic.startswith(RETRY_TOPIC_PREFIX):
+                    awaited.update(each for each in found[0].keys if each.group == key.group)
+            self._ready |= awaited
+        if awaited:
             self._wake()
 
     def all_changed(self) -> None:

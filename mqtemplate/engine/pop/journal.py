@@ -229,7 +229,8 @@ class PopJournal:
         self._wake = wake
 
     def step(self) -> int | None:
-        if self._events or self._callbacks or self._unwritten:
+        # After an error also without events: a copy of a message may have written them, and pops wait for the report.
+        if self._events or self._callbacks or self._unwritten or self._error is not None:
             self.write()
         return None
 

@@ -241,10 +241,14 @@ class PopService:
                 with tracked.lock:
                     delivery = tracked.state.in_flight.get(handle.queue_offset)
                     if delivery is not None and delivery.pop_ms == handle.pop_ms:
-                        tracked.state.wait_again(handle.queue_offset, counts=False)
+                        self._put_back(held.key, tracked, handle.queue_offset)
                         self._progress.settle(tracked)
         if result.messages:
             self._holds.changed(held.key)
+
+    def _put_back(self, key: HoldKey, tracked: TrackedQueue, queue_offset: int) -> None:
+        """Let a message wait that did not reach its client. The lock of the queue is held."""
+        tracked.state.wait_again(queue_offset, counts=False, key=self._deliverer.key_of(key, tracked, queue_offset))
 
     def _serve(self, key: HoldKey) -> None:
         """Pop for the pops of a key, in turn, until there are no more messages."""
@@ -290,10 +294,11 @@ class PopService:
         """
         self._check_open()
         results = [False] * len(handles)
-        done = 0
+        done, was_full = 0, False
         for tracked, indexes in self._by_queue(group, topic, handles):
             with tracked.lock:
                 state = tracked.state
+                was_full |= len(state.in_flight) >= self._max_in_flight
                 acked = state.ack_all([(handles[index].queue_offset, handles[index].pop_ms) for index in indexes])
                 for index, result in zip(indexes, acked, strict=True):
                     handle = handles[index]
@@ -308,11 +313,16 @@ class PopService:
                 self._progress.settle(tracked)
         if done:
             self._acked.add(done)
-            if any(handle.is_ordered for handle in handles) or self._deliverer.has_turns(HoldKey(group, topic)):
-                self._holds.changed(HoldKey(group, topic))
+            self._let_others_follow(group, topic, handles, was_full=was_full)
         if any(results):
             self.journal.confirm(when_durable)
         return results
+
+    def _let_others_follow(self, group: str, topic: str, ended: Sequence[ReceiptHandle], *, was_full: bool) -> None:
+        """Let pops that wait have the messages for which the end of deliveries makes room."""
+        is_blocking = any(handle.is_ordered for handle in ended) or self._deliverer.has_turns(HoldKey(group, topic))
+        if was_full or is_blocking:
+            self._holds.changed(HoldKey(group, topic))
 
     def _by_queue(
         self, group: str, topic: str, handles: Sequence[ReceiptHandle]
@@ -394,7 +404,7 @@ class PopService:
                     if state.change(handle.queue_offset, handle.pop_ms, delivery) is None:
                         continue
                     if is_released:
-                        state.wait_again(handle.queue_offset, counts=False)
+                        self._put_back(HoldKey(group, topic), tracked, handle.queue_offset)
                     changed[index] = handle._replace(pop_ms=pop_ms, invisible_ms=max(now_ms + invisible_ms - pop_ms, 0))
                 self._progress.settle(tracked)
         if any(changed):
@@ -420,6 +430,7 @@ class PopService:
         end, copy = 0, None
         with tracked.lock:
             state, offset = tracked.state, handle.queue_offset
+            was_full = len(state.in_flight) >= self._max_in_flight
             found = state.in_flight.get(offset) or state.waiting.get(offset)
             if found is None:
                 is_known = offset < state.next and handle.expires_ms > self._clock.now_ms()
@@ -437,8 +448,7 @@ class PopService:
             return False
         if copy is not None:
             self._store.confirm_async(end, (copy.topic,))
-        if handle.is_ordered or self._deliverer.has_turns(HoldKey(group, topic)):
-            self._holds.changed(HoldKey(group, topic))
+        self._let_others_follow(group, topic, [handle], was_full=was_full)
         self.journal.confirm(when_durable)
         return True
 

@@ -378,15 +378,17 @@ class PopQueue:
             and not found.is_received
         ]
 
-    def wait_again(self, queue_offset: int, *, counts: bool = True) -> None:
+    def wait_again(self, queue_offset: int, *, counts: bool = True, key: str = "") -> None:
         """End a delivery, and let its message wait for the next one.
 
         Args:
             counts: False if the message did not reach its client.
+            key: Key by which a message without an order takes turns.
         """
         delivery = self.in_flight[queue_offset]
         earlier = delivery.attempts if counts else delivery.earlier
-        self.wait(queue_offset, Waiting(delivery.group or "", earlier, delivery.pop_ms))
+        group = key if delivery.group is None else delivery.group
+        self.wait(queue_offset, Waiting(group, earlier, delivery.pop_ms))
 
     def reset(self, queue_offset: int, now_ms: int = 0) -> None:
         """Forget all deliveries until *now_ms*, and continue at *queue_offset*. No acknowledgement of them counts."""

@@ -180,3 +180,5 @@ class AccessControl:
         """
         if caller.account is not None:
             self.client_ids.bind(client_id, caller.account, caller.connection.id)
+            if not caller.connection.is_open:  # it was closed before the ID was bound: `forget` came too early
+                self.client_ids.forget(caller.connection.id)

@@ -268,6 +268,10 @@ class GrpcClients:
         """Return the number of clients."""
         return len(self._clients)
 
+    def has(self, client_id: str) -> bool:
+        """Return True if the client lives."""
+        return client_id in self._clients
+
     def find(self, context: GrpcContext) -> GrpcClient | None:
         """Return the client of a call, or None if it has sent no settings.
 
@@ -412,8 +416,9 @@ class GrpcClients:
         older = client.attach(context.call, answer)
         if older is not None:
             older.finish()
-        if not context.call.is_open:  # it was closed before it was attached
+        if not context.call.is_open or not client.is_open:  # one of both has ended before the stream was attached
             client.detach(context.call)
+            context.call.finish()
 
     def detach(self, context: GrpcContext) -> None:
         """Use the stream of a call no longer: it is closed."""

@@ -248,6 +248,11 @@ class GrpcConsuming:
         with self._lock:
             self._waiting.setdefault(client_id, {})[receive] = None
 
+    @property
+    def is_closed(self) -> bool:
+        """True when the server stops: no receive waits."""
+        return self._is_closed
+
     def ended(self, receive: _Receive, client_id: str, owner: Owner) -> None:
         """Note that a receive waits no longer."""
         with self._lock:
@@ -347,9 +352,18 @@ class GrpcConsuming:
         self._clients.call_later(_RECEIPT_MS, partial(self._find_receipt, context, request, handles))
 
     def _find_receipt(self, context: GrpcContext, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
-        received = partial(self.pop.received, request.group, request.topic, handles)
-        if self.pop.is_awaiting_receipt(request.group, request.topic, handles) and not context.call.when_read(received):
+        received = partial(self._received, request, handles)
+        if (
+            self._clients.has(request.session)
+            and self.pop.is_awaiting_receipt(request.group, request.topic, handles)
+            and not context.call.when_read(received)
+        ):
             self.find_receipt(context, request, handles)
+
+    def _received(self, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
+        # A client that ended while the messages were popped for it: no one would end their renewal.
+        if self._clients.has(request.session):
+            self.pop.received(request.group, request.topic, handles)
 
     def release_soon(self, request: PopRequest, handles: Sequence[ReceiptHandle]) -> None:
         """Make messages visible again that their client did not get, a few at a time."""
@@ -398,6 +412,8 @@ class _Receive:
             raise
         if not call.is_open:  # it was closed before `on_closed` was set
             self._on_closed()
+        if self._consuming.is_closed:  # `close` has not found it
+            self.stop()
         if not self._is_waiting:  # another thread has ended it before the pop was held
             self._held.cancel()
 

@@ -8,9 +8,11 @@ Source: RocketMQ ``proxy: GrpcMessagingApplication``, ``DefaultGrpcMessingActivi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from mqtemplate.engine.pop.pop import PopService
 from mqtemplate.errors import StoreError
@@ -132,7 +134,8 @@ class MessagingService:
         producing = GrpcProducing(core, self._answers, address)
         self.clients = GrpcClients(core, producing.check_command, pop, server.loop.call_later)
         self.consuming = consuming = GrpcConsuming(core, pop, self._answers, self.clients, address)
-        self._streams: set[_Telemetry] = set()
+        self._streams_lock = threading.Lock()
+        self._streams: WeakSet[_Telemetry] = WeakSet()  # one that the server finishes is not reported
         engine.metrics.gauge("server.grpc_clients", lambda: len(self.clients))
         has_fast_path = not core.sends.decodes_all and core.access.settings is None
         for name, handler in (
@@ -230,7 +233,9 @@ class MessagingService:
     def close(self) -> None:
         """Answer the receives that wait, and end the streams of all clients: the server stops."""
         self.consuming.close()
-        for stream in list(self._streams):
+        with self._streams_lock:
+            streams = list(self._streams)
+        for stream in streams:
             stream.end()
 
     # --- telemetry -----------------------------------------------------------------------------
@@ -243,12 +248,14 @@ class MessagingService:
             call.finish()
             return _ClosedStream()
         stream = _Telemetry(self, context)
-        self._streams.add(stream)
+        with self._streams_lock:
+            self._streams.add(stream)
         return stream
 
     def forget(self, stream: _Telemetry, context: GrpcContext) -> None:
         """Forget a stream that has ended."""
-        self._streams.discard(stream)
+        with self._streams_lock:
+            self._streams.discard(stream)
         self.clients.detach(context)
 
     def run(self, context: GrpcContext, work: Callable[[], None]) -> None:

@@ -121,8 +121,10 @@ class ClientPops:
         except BaseException:
             self._remove(waiting)
             raise
-        if not waiting.is_done and (self._is_closed or not caller.connection.is_open):
-            self._end(waiting)  # closed before the pop was held: `forget` could not cancel it
+        if self._is_closed or not caller.connection.is_open:
+            self._end(waiting)
+        if waiting.is_done:  # another thread has ended it before the pop was held, and could not cancel it
+            waiting.held.cancel()
 
     def _of(self, caller: Caller) -> _OfConnection:
         """Return the requests of a connection, and count one more. The lock is held."""

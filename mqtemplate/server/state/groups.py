@@ -299,15 +299,15 @@ class ClientCreations:
         if found is not None:
             return found
         self.groups.check_new(group)
-        self.limits.new_groups.take(caller.owner)
-        return self.groups.ensure(group)
+        with self.limits.new_groups.creating(caller.owner):
+            return self.groups.ensure(group)
 
     def topic(self, caller: Caller, topic: str, default_topic: str, queue_nums: int) -> None:
         """Create the topic of a message if it is missing; see `TopicConfigs.create_by_first_message`."""
         if not self.topics.table.has(topic):
             self.topics.check_first_message(topic, default_topic)
-            self.limits.topics.take(caller.owner)
-            self.topics.create_by_first_message(topic, default_topic, queue_nums)
+            with self.limits.topics.creating(caller.owner):
+                self.topics.create_by_first_message(topic, default_topic, queue_nums)
 
     def has_group(self, group: str) -> bool:
         """Return True if a group and its retry topic exist."""
@@ -329,11 +329,11 @@ class ClientCreations:
                 refusals.append(exc.with_traceback(None))
         if new:
             try:
-                self.limits.new_groups.take(owner, len(new))
+                with self.limits.new_groups.creating(owner, len(new)):
+                    # Made only now: a client that is refused may send hundreds of groups again and again.
+                    groups.put(SubscriptionGroupConfig(group_name=name) for name in new)
             except RefusedError as exc:
                 refusals.append(exc.with_traceback(None))
-            else:  # Only now: a client that is refused may send hundreds of groups again and again.
-                groups.put(SubscriptionGroupConfig(group_name=name) for name in new)
             self.pause()
         found = [config for name in wanted if (config := groups.find(name)) is not None]
         self.topics.create_retry_topics(found)

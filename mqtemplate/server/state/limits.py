@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -193,6 +194,24 @@ class CreationLimit:
         self._lock = threading.Lock()
         self._creators: dict[str | tuple[str], _Creator] = {}  # address, (account,) -> what it created
 
+    @contextmanager
+    def creating(self, owner: Owner, count: int = 1) -> Iterator[None]:
+        """Let a client create *count* objects in the block. If it raises an error, none of them counts.
+
+        Without that a full disk, on which clients try again and again, would use up what they may create.
+
+        Raises:
+            RefusedError: As `take`.
+        """
+        self.take(owner, count)
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                for creator in self._creators_of(owner):
+                    creator.created -= count
+            raise
+
     def take(self, owner: Owner, count: int = 1) -> None:
         """Let a client create *count* objects: all of them or none.
 
@@ -201,9 +220,7 @@ class CreationLimit:
         """
         total = self._count() + count
         with self._lock:
-            creators = [self._creator(owner.address)]
-            if owner.account is not None:
-                creators.append(self._creator((owner.account,)))
+            creators = self._creators_of(owner)
             reason = self._reason(creators, count, total)
             if reason is None:
                 for creator in creators:
@@ -225,6 +242,13 @@ class CreationLimit:
                 "per second after that"
             )
         return None
+
+    def _creators_of(self, owner: Owner) -> list[_Creator]:
+        """Return the entries of an address and, if there is one, of an account."""
+        keys: list[str | tuple[str]] = [owner.address]
+        if owner.account is not None:
+            keys.append((owner.account,))
+        return [self._creator(key) for key in keys]
 
     def _creator(self, key: str | tuple[str]) -> _Creator:
         """Return the entry of an address or an account, with its tokens of now."""

@@ -22,6 +22,7 @@ from mqtemplate.errors import (
     ListenerError,
     MessageError,
     StoreFormatError,
+    StoreFullError,
 )
 from mqtemplate.message import Message, MessageExt, MessageQueue
 from mqtemplate.results import SendStatus
@@ -30,7 +31,8 @@ from mqtemplate.selectors.tags import Selector, TagSelector
 from mqtemplate.store.files.disk import Disk
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.settings import FlushDiskType
-from tests.waiting import PATIENCE_S
+from mqtemplate.testing import Harness
+from tests.waiting import PATIENCE_S, eventually
 
 ALL = TagSelector()
 SMALL = EmbeddedSettings(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=2_000)
@@ -413,3 +415,64 @@ def test_a_waiting_pull_skips_all_messages_that_a_selector_does_not_match() -> N
         page = broker.reader.pull(last.message_queue, 0, wait_ms=20_000, selector=TagSelector("paid"))
 
     assert [message.body for message in page.messages] == [b"paid"]
+
+
+# --- members that receive by POP ------------------------------------------------------------------
+
+
+def test_a_member_that_joins_while_the_last_one_leaves_keeps_its_messages(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have one session, whose end made the messages of the new member visible again: they came twice."""
+    spec, pop, received = ConsumerSpec(group="billing", subscriptions={"orders": ALL}), broker.engine.pop, list[Any]()
+    leaving = broker.pop.join(spec)
+    broker.sends.send(Message("orders", b"first"))
+    end_session, lock = pop.end_session, broker._pop._lock
+
+    def join_and_receive() -> None:
+        broker.pop.join(spec)
+        received.extend(broker.pop.receive("billing", "orders", 1, 60_000, 0, None, auto_renew=True))
+
+    joining = threading.Thread(target=join_and_receive)
+
+    def end_while_another_one_joins(session: str) -> None:
+        monkeypatch.setattr(pop, "end_session", end_session)
+        joining.start()
+        if lock.acquire(blocking=False):  # nothing keeps it from joining now
+            lock.release()
+            joining.join()
+        end_session(session)
+
+    monkeypatch.setattr(pop, "end_session", end_while_another_one_joins)
+    leaving.close()
+    joining.join()
+    Harness(broker).advance("10s")
+
+    assert len(received) == 1
+    assert broker.pop.receive("billing", "orders", 1, 60_000, 0, None) == []
+
+
+def test_a_receive_that_waits_ends_although_the_broker_cannot_write_its_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began after the others had ended, and no thread of the broker was left to end it."""
+    broker, found = EmbeddedBroker(tmp_path / "store", SMALL, SystemClock()), list[Any]()
+    broker.start()
+    broker.pop.join(ConsumerSpec(group="billing", subscriptions={"orders": ALL}))
+    thread = threading.Thread(
+        target=lambda: found.append(broker.pop.receive("billing", "orders", 1, 60_000, 3_600_000, None)), daemon=True
+    )
+    thread.start()
+    eventually(lambda: broker.engine.pop.count_held("billing", "orders") == 1, "the receive waits")
+    monkeypatch.setattr(broker.engine.pop, "end_holds", lambda: None)
+    monkeypatch.setattr(broker.store, "take_checkpoint", full)
+
+    with pytest.raises(StoreFullError):
+        broker.close()
+
+    eventually(lambda: not thread.is_alive(), "the receive has ended")
+    assert found == [[]]
+
+
+def full() -> None:
+    raise StoreFullError("no space")

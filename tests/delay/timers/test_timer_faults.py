@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqtemplate.delay.divert import TimerLimits
+from mqtemplate.errors import StoreError
 from tests.delay.conftest import OpenEngine
 from tests.delay.delay_engine import DelayEngine, full_disk
 
@@ -134,3 +136,29 @@ def test_a_timer_log_file_with_a_pending_message_stays(engine: DelayEngine) -> N
     assert engine.timer.delete_before(engine.store.end_offset) == 0
     engine.advance(30 * MINUTE)
     assert engine.timer.delete_before(engine.store.end_offset) == 2
+
+
+def test_a_flush_that_fails_during_a_checkpoint_leaves_no_slot_out_of_the_next_one(
+    open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the wheel lacked them. A start here rebuilds the wheel; RocketMQ would not deliver the messages."""
+    engine = open_engine()
+    engine.send(b"one", TIMER_DELAY_MS=MINUTE)
+    engine.release_due()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.store.group_commit, "wait", failing_flush)
+        with pytest.raises(StoreError):
+            engine.timer.persist()
+    engine.timer.persist()
+    engine.crash()
+
+    with capture_logs() as logs:
+        engine = open_engine()
+
+    assert [entry["event"] for entry in logs if entry["event"] == "wheel.rebuilt"] == []
+    engine.advance(MINUTE)
+    assert engine.bodies() == [b"one"]
+
+
+def failing_flush(end: int, timeout_ms: int) -> bool:
+    raise StoreError("cannot flush the commit log")

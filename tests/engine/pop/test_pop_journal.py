@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.pop.journal import SNAPSHOT_FILE
 from mqtemplate.engine.pop.pop import PoppedMessage, PopResult
 from mqtemplate.engine.pop.progress import QueueKey
-from mqtemplate.errors import DestinationError, SendError, StoreError
+from mqtemplate.errors import DestinationError, SendError, StoreError, StoreFullError
 from mqtemplate.message import Message, MessageQueue, Property
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
@@ -381,6 +382,39 @@ def test_while_the_disk_is_full_deliveries_stop_and_no_acknowledgement_is_lost(t
     again.harness.advance("30s")
     assert sorted(bodies(again.pop()), key=int) == ["0", *map(str, range(len(popped), 20))]
     again.broker.close()
+
+
+def test_pops_that_wait_for_the_journal_go_on_although_the_copy_of_a_message_wrote_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The copy takes with it what was not written. The service then had nothing to write, and nothing to report."""
+    shop, results = Shop(pop_unwritten_max_bytes=1 << 10), list[PopResult]()
+    store = shop.broker.store
+    shop.broker.create_topic("others", 1)
+    shop.send("popped")
+    shop.pop()
+    shop.hold(60_000, results, topic="others")
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "put", partial(refuse_progress, store.put))
+        while shop.number("pop.unwritten_bytes") < 1 << 10:
+            shop.send("more")
+            shop.pop()
+        shop.broker.sends.send(Message("others", b"waits"))
+        shop.pop_service.step()
+    assert results == []
+
+    shop.clock.move_ms(30_000)
+    shop.pop_service._reviver.step()
+    shop.harness.advance("0s")
+
+    assert bodies(results[0].messages) == ["waits"]
+    assert health_error(shop.broker) is None
+
+
+def refuse_progress(put: Callable[..., Any], records: Any, **options: bool) -> Any:
+    if getattr(records, "topic", None) == POP_PROGRESS_TOPIC:
+        raise StoreFullError("no space for the progress")
+    return put(records, **options)
 
 
 def health_error(broker: EmbeddedBroker) -> str | None:

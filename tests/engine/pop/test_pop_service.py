@@ -8,8 +8,10 @@ from datetime import timedelta
 import pytest
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.pop.holds import HeldPop
 from mqtemplate.engine.pop.pop import PopRequest, PopResult
 from mqtemplate.errors import BrokerClosedError, DestinationError
+from mqtemplate.key_limits import KeyLimits
 from mqtemplate.message import MessageQueue, Property
 from mqtemplate.record import dead_letter
 from mqtemplate.record.properties import decode_properties
@@ -635,6 +637,58 @@ def test_a_waiting_ordered_pop_gets_the_next_message_of_a_group_when_the_one_bef
     shop.harness.advance("0s")
 
     assert bodies(results[0].messages) == ["a2"]
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_waiting_pop_gets_the_next_message_when_a_queue_is_below_its_limit_again(is_dead: bool) -> None:
+    """It waited for a new message, or until its time was over."""
+    shop, results = Shop(pop_in_flight_max=1), list[PopResult]()
+    shop.send("a", "b")
+    (a,) = shop.pop()
+    shop.hold(20_000, results)
+
+    if is_dead:
+        assert shop.pop_service.dead_letter(GROUP, TOPIC, a.handle, ignore)
+    else:
+        shop.ack(a)
+    shop.harness.advance("0s")
+
+    assert bodies(results[0].messages) == ["b"]
+
+
+def test_a_waiting_pop_gets_the_next_message_of_a_key_when_a_retry_becomes_a_dead_letter(shop: Shop) -> None:
+    """Dead letters come from the retry topic. The pop that waits reads it, but for messages of another topic."""
+    options = {"key_limits": KeyLimits("tenant", max_in_flight=1), "max_attempts": 2, "invisible_ms": 30_000}
+    results: list[PopResult] = []
+    shop.send("a", tenant="x")
+    shop.pop(**options)
+    shop.harness.advance("30s")
+    assert [each.attempt for each in shop.pop(**options)] == [2]
+    shop.send("b", tenant="x")
+    shop.hold(60_000, results, **options)
+
+    shop.harness.advance("30s")
+
+    assert [each.body for each in messages_in(shop.broker, DEAD)] == [b"a"]
+    assert bodies(results[0].messages) == ["b"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_message_that_did_not_reach_its_client_keeps_its_key(shop: Shop, is_cancelled: bool) -> None:
+    """Without the key it was delivered beside another message of the tenant, of which one may be in flight."""
+    options = {"key_limits": KeyLimits("tenant", max_in_flight=1)}
+    shop.send("a", "b", tenant="x")
+    for _ in range(2):
+        if is_cancelled:
+            held = HeldPop(shop.pop_service._holds, shop.request(**options), 20_000, lambda result: None)
+            held.cancel()
+            shop.pop_service._finish(held, shop.pop_service.pop(held.request))
+        else:
+            (a,) = shop.pop(**options)
+            shop.change(a, 0, counts=False)
+
+    assert bodies(shop.pop(**options)) == ["a"]
+    assert shop.pop(**options) == []
 
 
 def test_too_many_waiting_pops_are_refused_at_once() -> None:

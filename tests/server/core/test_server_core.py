@@ -316,6 +316,17 @@ def test_a_client_id_belongs_to_the_account_that_used_it_first(broker: EmbeddedB
     access.bind_client(reader, "client@1")
 
 
+def test_a_connection_that_closed_while_its_client_was_bound_binds_no_client_id() -> None:
+    """Settings of gRPC clients may wait for a file. No other account could use the ID until a restart."""
+    access = AccessControl(AclSettings(accounts=(SHOP, READER)))
+    leaving = PlainChannel(1, "shop-owner")
+    leaving.close("the client left")
+
+    access.bind_client(leaving.caller(), "client@1")
+
+    access.bind_client(PlainChannel(2, "billing-reader").caller(), "client@1")
+
+
 def test_a_closed_connection_holds_nothing(broker: EmbeddedBroker) -> None:
     """A server of any protocol says once that a connection is closed."""
     core = core_of(broker, AclSettings(accounts=(SHOP, READER)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +19,13 @@ from mqtemplate.grpc_protos import protos
 from mqtemplate.grpc_protos.enums import ClientType, Code
 from mqtemplate.http2 import frames
 from mqtemplate.http2.frames import ErrorCode, frame, rst_stream_frame, window_update_frame
+from mqtemplate.http2.grpc_server import GrpcCall
 from mqtemplate.remoting.protocol import RequestCode
 from mqtemplate.remoting.protocol.bodies.group import SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.headers.pop import PollingInfoRequestHeader, PollingInfoResponseHeader
 from mqtemplate.server import Account, AclSettings, BrokerServer, Right
 from mqtemplate.server.grpc_api import consuming
+from mqtemplate.server.grpc_api.clients import GrpcClient
 from tests.http2.wire import SocketPeer, call, changed, data, headers, messages
 from tests.server.grpc_api.grpc_tool import (
     GrpcTool,
@@ -243,6 +246,63 @@ def test_the_receives_of_an_account_whose_rights_changed_end() -> None:
             assert tool.receive(GROUP, TOPIC).code is Code.UNAUTHORIZED
 
 
+def test_a_receive_that_begins_while_the_server_stops_does_not_wait(
+    stepped: Server, stepped_tool: GrpcTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop has answered the others already. It waited for this one, as long as it waits for clients."""
+    create_topic(stepped, TOPIC)
+    stepped.groups.put([SubscriptionGroupConfig(group_name=GROUP)])
+    receives = endpoint(stepped).service.consuming
+    began = receives.began
+
+    def began_after_the_stop(*arguments: Any) -> None:
+        receives.close()
+        began(*arguments)
+
+    monkeypatch.setattr(receives, "began", began_after_the_stop)
+    thread, found = in_thread(stepped_tool.start_receive(GROUP, TOPIC, wait_s=20, timeout=600))
+
+    eventually(lambda: not thread.is_alive(), "the receive has ended")
+    assert (found[0].code, found[0].kinds) == (Code.MESSAGE_NOT_FOUND, EMPTY)
+    assert held(stepped) == 0
+
+
+def test_the_stream_of_a_client_that_ends_before_it_is_attached_ends(
+    server: Server, other: GrpcTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client expires just when it reports its settings again. It knows that only from the end of its stream."""
+    attach = GrpcClient.attach
+
+    def attach_after_the_end(client: GrpcClient, *arguments: Any) -> GrpcCall | None:
+        client.close("no heartbeat")
+        return attach(client, *arguments)
+
+    monkeypatch.setattr(GrpcClient, "attach", attach_after_the_end)
+    stream = other.telemetry()
+    stream.report(consumer_settings(GROUP, TOPIC))
+
+    eventually(lambda: not endpoint(server).server.connections()[-1].open_calls, "the stream has ended")
+    with pytest.raises(StopIteration):
+        stream.next()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_stream_that_the_server_ends_takes_no_memory(server: Server, other: GrpcTool, is_replaced: bool) -> None:
+    """Each client that left and each stream that was opened again left one, with its connection."""
+    service, stream = endpoint(server).service, other.telemetry()
+    stream.report(consumer_settings(GROUP, TOPIC))
+    assert len(service._streams) == 1
+
+    newer = other.telemetry()
+    if is_replaced:
+        newer.report(consumer_settings(GROUP, TOPIC))
+    else:
+        other.terminate(GROUP)
+        newer.cancel()
+
+    eventually(lambda: len(service._streams) == is_replaced, "the server has forgotten the stream")
+
+
 # --- messages that do not arrive ------------------------------------------------------------------
 
 
@@ -384,6 +444,30 @@ def test_a_message_whose_response_may_be_lost_comes_again_after_a_minute(
 
         [again] = same.receive(GROUP, TOPIC, auto_renew=True, timeout=600).messages
         assert again.system_properties.delivery_attempt == 2
+
+
+def test_a_message_that_was_popped_while_its_client_ended_is_not_renewed(
+    stepped: Server, stepped_tool: GrpcTool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its receives end a moment later. Nothing would end the renewal: the message was invisible for three hours."""
+    create_topic(stepped, TOPIC)
+    stepped.groups.put([SubscriptionGroupConfig(group_name=GROUP)])
+    clients = endpoint(stepped).service.clients
+    monkeypatch.setattr(clients, "_leaving", lambda client_id: None)
+    peer = SocketPeer(endpoint(stepped).server.address)
+    with closing(peer.socket):
+        peer.send(receive_call(auto_renew=True))
+        wait_for_receives(stepped, 1)
+        clients.end(clients._clients["client-2"])
+        stepped_tool.send(message(TOPIC))
+        advance(stepped, 0)
+        assert len(peer.response()[1]) == 3
+
+        advance(stepped, 2_000)
+        peer.send(frame(frames.PING, 0, 0, bytes(8)))
+
+        assert peer.until(frames.PING).flags & frames.ACK
+        assert [each.is_renewed for each in deliveries(stepped)] == [False]
 
 
 def test_a_message_that_was_acknowledged_needs_no_ping(stepped: Server, stepped_tool: GrpcTool) -> None:

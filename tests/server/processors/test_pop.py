@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mqtemplate.brokers import EmbeddedSettings
+from mqtemplate.engine.pop.pop import HeldPop
 from mqtemplate.message import HostAddress
 from mqtemplate.record.layout import CHECK_NAME, MAX_PROPERTIES_BYTES
 from mqtemplate.record.properties import encode_properties
@@ -316,6 +317,24 @@ def test_a_stop_of_the_server_answers_the_pops_that_wait(serving: Serving, clien
         ResponseCode.SERVICE_NOT_AVAILABLE,
         "the server is stopping; try again later",
     )
+
+
+def test_a_pop_whose_connection_ends_before_it_is_held_does_not_wait(
+    serving: Serving, client: PopClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in the engine for its whole time, and messages were popped for it and put back."""
+    pop = serving.engine.engine.pop
+    hold = pop.hold
+
+    def hold_after_the_end(*arguments: Any) -> HeldPop:
+        serving.disconnect(client.connection)
+        return hold(*arguments)
+
+    monkeypatch.setattr(pop, "hold", hold_after_the_end)
+    client.send_pop()
+
+    assert pop.count_held(GROUP, TOPIC) == 0
+    assert len(serving.server.limits.pulls) == 0
 
 
 def test_a_client_with_too_many_held_requests_gets_what_is_there_but_may_not_wait() -> None:

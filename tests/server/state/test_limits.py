@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.engine.clients import Owner
+from mqtemplate.errors import StoreFullError
 from mqtemplate.message import MessageQueue
 from mqtemplate.metrics import Counter
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode, ResponseCode
@@ -284,6 +286,32 @@ def test_clients_create_a_limited_number_of_topics_and_one_address_a_share() -> 
     limit.sweep()
     with pytest.raises(RefusedError, match="one address or account may create 2 topics|until there are 10"):
         limit.take(here)
+
+
+def test_what_a_full_disk_does_not_let_clients_create_does_not_count() -> None:
+    """Clients try again and again. They had used up their share when the disk had space again, until a restart."""
+    clock = VirtualClock()
+    settings = BrokerServerSettings(max_topics=40, max_groups=40, max_address_share=0.1)
+    with Serving(settings, EmbeddedBroker(None, None, clock)) as serving:
+        files = serving.engine.store.store_files
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "write_bytes", full_disk)
+            for _ in range(10):
+                sent = serving.send("orders")
+                assert sent is not None
+                assert sent.code != ResponseCode.SUCCESS
+                assert heartbeat(serving, serving.connection, **consumers(2, "orders")).code != ResponseCode.SUCCESS
+                clock.move_ms(60_000)
+
+        sent = serving.send("orders")
+
+        assert sent is not None
+        assert sent.code == ResponseCode.SUCCESS
+        assert heartbeat(serving, serving.connection, **consumers(4, "orders")).code == ResponseCode.SUCCESS
+
+
+def full_disk(name: str, data: bytes) -> None:
+    raise StoreFullError(f"no space for {name}")
 
 
 def test_with_access_control_the_account_of_a_request_is_limited() -> None:
