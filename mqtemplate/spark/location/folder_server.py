@@ -9,6 +9,7 @@ from pathlib import Path
 from mqtemplate.brokers.embedded.broker import EmbeddedBroker
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import HostAddress
+from mqtemplate.remoting.connection import Connection
 from mqtemplate.remoting.protocol.codes import Perm
 from mqtemplate.remoting.server import RemotingServer
 from mqtemplate.remoting.settings import RemotingServerSettings
@@ -47,7 +48,7 @@ class FolderServer:
         self._parts = parts = ServerAssembly(broker.engine, settings, access, heavy)
         processors = (parts.client, parts.offset, parts.sequenced, parts.delayed, parts.pull, parts.send_back)
         register(remoting, *processors, PendingPositionsProcessor(broker.engine.delayed))
-        remoting.on_close(lambda connection: parts.core.forget(connection.id))
+        remoting.on_close(self._forget)
         others = RegisteredBrokers(broker.name, clock, is_open=False)
         NameServer(
             parts.core.topics, KVConfig(broker.store.store_files), others, lambda: str(remoting.address)
@@ -56,6 +57,9 @@ class FolderServer:
         remoting.start()
         LocalServerAddress(str(remoting.address), account.access_key, os.getpid(), key).write(store)
         _log.debug("spark.server_started", address=str(remoting.address))
+
+    def _forget(self, connection: Connection) -> None:
+        self._parts.core.forget(connection.id)
 
     def stop(self) -> None:
         """Remove the address and close all connections."""
