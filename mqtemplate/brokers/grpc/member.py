@@ -28,6 +28,7 @@ _FETCH_WAIT_MS = 20_000
 _AFTER_ERROR_S = 1.0
 _FIRST_RETRY_LEVEL = 3
 _JOIN_S = 5.0
+_WAKE_S = 0.1
 _NO_OFFSETS = "RocketMQ's gRPC protocol has no offsets of queues; set rocketmq.name-server, or use mqadmin"
 
 
@@ -270,9 +271,11 @@ class PopMember(Consumer):
             self._changed.notify_all()
         self._pop.wake(self.spec.group)
         self._release(left)
+        deadline = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+            while thread is not threading.current_thread() and thread.is_alive() and time.monotonic() < deadline:
+                thread.join(_WAKE_S)
+                self._pop.wake(self.spec.group)  # again: it may not have waited yet when it was woken before
         self._registration.close()
 
 

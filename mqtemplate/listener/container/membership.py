@@ -352,9 +352,11 @@ class Membership(ABC):
         if due_ms is None or due_ms > now_ms or not self._lock.acquire(blocking=False):
             return
         try:
-            if self._resume_ms != due_ms or self.state is not ContainerState.RUNNING:
+            if self._resume_ms != due_ms:
                 return
             self._resume_ms = None
+            if self.state is not ContainerState.RUNNING:
+                return  # `pause` was called at the moment of the request: that pause goes on
             self.service.resume()
         finally:
             self._lock.release()

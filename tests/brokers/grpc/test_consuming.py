@@ -11,6 +11,7 @@ import pytest
 
 from mqtemplate.broker import ConsumeFromWhere, ConsumerSpec, MessageModel
 from mqtemplate.brokers import GrpcBroker
+from mqtemplate.brokers.grpc import member as member_module
 from mqtemplate.brokers.grpc.consuming import GrpcPop
 from mqtemplate.brokers.grpc.member import PopMember
 from mqtemplate.errors import (
@@ -28,7 +29,7 @@ from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from tests.brokers.grpc.scripted_proxy import ScriptedProxy, received, status
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 SPEC = ConsumerSpec(group="billing", subscriptions={"orders": TagSelector("*")})
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -429,6 +430,37 @@ def test_a_member_that_leaves_gives_back_what_it_has(proxy: ScriptedProxy, broke
     assert (request.receipt_handle, request.invisible_duration.seconds, request.suspend) == (handle(1), 0, True)
     with pytest.raises(BrokerClosedError, match="this member of group 'billing' is closed"):
         member.poll(1)
+
+
+def test_the_close_of_a_member_ends_a_receive_that_begins_at_the_same_moment(
+    broker: GrpcBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread was not waiting yet when the close woke it, and would wait for messages."""
+    receiving, woken = threading.Event(), threading.Event()
+    member = broker.groups.subscribe(SPEC)
+    assert isinstance(member, PopMember)
+    pop, receive, wake = member._pop, member._pop.receive, member._pop.wake
+
+    def receive_late(*arguments: Any, **options: Any) -> Any:
+        receiving.set()
+        assert woken.wait(PATIENCE_S)
+        return receive(*arguments, **options)
+
+    def wake_first(group: str) -> None:
+        wake(group)
+        woken.set()
+
+    monkeypatch.setattr(pop, "receive", receive_late)
+    monkeypatch.setattr(pop, "wake", wake_first)
+    monkeypatch.setattr(member_module, "_FETCH_WAIT_MS", PATIENCE_S * 10_000)
+    monkeypatch.setattr(member_module, "_JOIN_S", PATIENCE_S)
+    with ThreadPoolExecutor(1) as executor:
+        polled = executor.submit(member.poll, 1, PATIENCE_S * 1_000)
+        assert receiving.wait(PATIENCE_S)
+        member.close()
+        assert isinstance(polled.exception(), BrokerClosedError)
+
+    assert not [thread.name for thread in member._threads if thread.is_alive()]
 
 
 def test_an_error_of_a_receive_is_raised_by_the_poll(proxy: ScriptedProxy, member: PopMember) -> None:

@@ -53,6 +53,24 @@ def test_resume_continues_with_the_fetched_messages(threaded_app: App, is_async:
     assert set(gate.take(2)) == {"two", "three"}
 
 
+def test_a_pause_that_a_handler_requests_at_the_moment_of_another_one_ends_by_itself(app: App) -> None:
+    """Its thread had looked at the state before. The polling thread would look again each millisecond."""
+    gate = Gate()
+    gate.proceed.set()
+    container = app.listen(gate.listener())
+    container.pause()
+
+    container.member._resume_ms = app.broker.clock.steady_ms()
+    app.run_until_idle()
+
+    assert container.member.step() is None
+    assert container.state is ContainerState.PAUSED
+    container.resume()
+    app.send("orders", "one")
+    app.run_until_idle()
+    assert gate.take() == ["one"]
+
+
 @MODES
 def test_a_pause_at_any_moment_stops_all_threads(threaded_app: App, mode: ConsumeMode) -> None:
     """Only calls that were noted before `pause` returned may still start; all messages arrive after the last resume."""
