@@ -33,8 +33,9 @@ def slowness() -> float:
     return speed * max(1.0, (time.monotonic() - start) / _BUSY_S)
 
 
-PATIENCE_S = 60 * ceil(slowness())
-"""Limit for calls that take one, such as ``queue.get(timeout=PATIENCE_S)``: a guard against hanging, see `Patience`."""
+PATIENCE_S = min(60 * ceil(slowness()), 3_600)
+"""Limit for calls that take one, such as ``queue.get(timeout=PATIENCE_S)``: a guard against hanging, see `Patience`.
+An hour at most: settings take no longer time."""
 
 
 class Patience:

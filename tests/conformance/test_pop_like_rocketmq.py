@@ -89,10 +89,15 @@ class Wire:
 
 
 class Steps:
-    """The requests, in their order, and the facts of their responses."""
+    """The requests, in their order, and the facts of their responses.
 
-    def __init__(self, wire: Wire) -> None:
+    Args:
+        commits_deliveries: The broker commits what it delivers, in a thread of its own.
+    """
+
+    def __init__(self, wire: Wire, *, commits_deliveries: bool) -> None:
         self._wire = wire
+        self._commits_deliveries = commits_deliveries
         self._client = PopClient(wire)  # type: ignore[arg-type]
         self.facts: Facts = {}
 
@@ -194,10 +199,15 @@ class Steps:
         self.code("acknowledgements of none", self._client.answer(RequestCode.BATCH_ACK_MESSAGE, body=none))
 
     def stats(self, label: str) -> None:
+        if self._commits_deliveries:
+            eventually(lambda: len(set(self.progress())) == 1, "all deliveries are committed")
+        self.facts[label] = self.progress()
+
+    def progress(self) -> tuple[int, int]:
         header = GetConsumeStatsRequestHeader(consumer_group=GROUP, topic=TOPIC)
         table = ConsumeStats.decode(self._wire.request(RequestCode.GET_CONSUME_STATS, header).body).offset_table
         (offsets,) = [each for queue, each in table.items() if queue.topic == TOPIC]
-        self.facts[label] = (offsets.broker_offset, offsets.consumer_offset)
+        return offsets.broker_offset, offsets.consumer_offset
 
     def changed(self) -> None:
         (two,) = self.first[2:]
@@ -303,10 +313,10 @@ class Both(NamedTuple):
     expected: Facts
 
 
-def _run(address: str) -> Facts:
+def _run(address: str, *, commits_deliveries: bool) -> Facts:
     wire = Wire(address)
     try:
-        return Steps(wire).run()
+        return Steps(wire, commits_deliveries=commits_deliveries).run()
     finally:
         wire.close()
 
@@ -316,12 +326,12 @@ def both(rocketmq: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[B
     folder: Path = tmp_path_factory.mktemp("expected")
     port = free_port()
     with NameServer() as names, RocketMQ(folder, names, {"listenPort": port}):
-        expected = _run(f"127.0.0.1:{port}")
+        expected = _run(f"127.0.0.1:{port}", commits_deliveries=True)
     with (
         EmbeddedBroker(None, EmbeddedSettings(listen_host=ANY_PORT)) as engine,
         BrokerServer(engine, BrokerServerSettings(listen=ANY_PORT)) as server,
     ):
-        yield Both(_run(str(server.address)), expected)
+        yield Both(_run(str(server.address), commits_deliveries=False), expected)
 
 
 def test_the_responses_equal_rocketmqs(both: Both) -> None:

@@ -357,7 +357,7 @@ def reopened(store: MessageStore, *, was_clean: bool, durable_timestamp: int = 0
     """Open another service over the present files."""
     index = IndexService(store.store_files, TINY, store.clock)
     index.open(store._commit_log, no_keys(), was_clean=was_clean)
-    index.load(store._written_end, durable_timestamp, was_clean=was_clean)
+    index.load(store.written_end, durable_timestamp, was_clean=was_clean)
     return index
 
 
