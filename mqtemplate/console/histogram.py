@@ -23,8 +23,10 @@ _UNITS = (
 )
 _LONGEST_UNIT = (30 * DAY_MS, "30 days")
 _MAX_BARS = 400
-_MAX_COUNTED = 50
-"""Most bars that have their counts above them; of more bars only the highest has."""
+_COUNTS_WIDTH = 160
+"""Most characters of counts, with spaces between them, above all bars; of more bars only the highest has its count."""
+_COMPACT_WIDTH = 5
+"""Most characters of a count of a thousand and more, such as 41.7k."""
 _MAX_TICKS = 12
 _NARROW_TICKS = 6
 _MS = timedelta(milliseconds=1)
@@ -187,6 +189,7 @@ def histogram(
     last = first + number * unit_ms
     top = max(counts.values(), default=1)
     highest = min((at for at, count in counts.items() if count == top), default=None)
+    has_counts = number * (min(len(str(top)), _COMPACT_WIDTH) + 1) <= _COUNTS_WIDTH
 
     def bar(index: int, at: int) -> DueBar:
         count = counts[at]
@@ -194,7 +197,7 @@ def histogram(
         height = max(count * HEIGHT / top, 2.0) if count else 0.0
         address = address_of(at, at + unit_ms) if unit_ms > MINUTE_MS and count else None
         is_highest = at == highest
-        has_count = bool(count) and (number <= _MAX_COUNTED or is_highest)
+        has_count = bool(count) and (has_counts or is_highest)
         shares = [each[at] for each in parts]
         split = tuple(_parts(count, shares, height))
         return DueBar(at, at + unit_ms, count, index * 100 / number, height, address, split, has_count, is_highest)

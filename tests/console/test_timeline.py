@@ -97,6 +97,16 @@ def test_each_of_few_bars_has_its_count_and_of_many_the_highest() -> None:
     assert [bar.count for bar in drawn(buckets, 4 * DAY_MS).bars if bar.has_count] == [5]
 
 
+def test_counts_that_would_overlap_are_left_out() -> None:
+    """Of a day by hour there is room for each, of two days for short ones."""
+
+    def counted(count: int, days: int) -> int:
+        buckets = {START_MS + number * HOUR_MS: count + number for number in range(24 * days)}
+        return sum(bar.has_count for bar in drawn(buckets, days * DAY_MS).bars)
+
+    assert [counted(41_667, 1), counted(41_667, 2), counted(1, 2)] == [24, 1, 48]
+
+
 # --- stacks -------------------------------------------------------------------------------------
 
 
