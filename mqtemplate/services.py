@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeAlias
@@ -25,6 +26,7 @@ __all__ = [
     "ServiceRunner",
     "ServiceThread",
     "WakeEvent",
+    "join_woken",
     "wall_time",
 ]
 
@@ -33,6 +35,7 @@ _log = get_logger("mqtemplate.services")
 
 _AFTER_ERROR_MS = 1_000
 _REPORT_MS = 60_000
+_WAKE_S = 0.1
 
 ReportError: TypeAlias = Callable[["Service", Exception, int], None]
 """Function (service, error, repeated) that logs a failed step: *repeated* steps failed alike since the last call."""
@@ -79,6 +82,18 @@ class WakeEvent:
     def wait(self, timeout_s: float) -> bool:
         """Return True once the event is set, and reset it; return False after *timeout_s*."""
         return self._lock.acquire(timeout=timeout_s)
+
+
+def join_woken(threads: Iterable[threading.Thread], wake: Callable[[], None], most_s: float) -> None:
+    """Wait for the end of threads that *wake* lets end, for each at most *most_s*; not for the current thread.
+
+    *wake* is called again and again: a thread that does not wait yet would miss one call.
+    """
+    for thread in threads:
+        deadline = time.monotonic() + most_s
+        while thread is not threading.current_thread() and thread.is_alive() and time.monotonic() < deadline:
+            wake()
+            thread.join(_WAKE_S)
 
 
 def wall_time(clock: Clock, due_ms: int | None) -> int | None:

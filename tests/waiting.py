@@ -8,7 +8,10 @@ import time
 from collections.abc import Callable
 from math import ceil
 from threading import Event
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:  # programs of tests import this module, too
+    import pytest
 
 T = TypeVar("T")
 
@@ -69,3 +72,26 @@ def eventually(condition: Callable[[], T], what: str, timeout_s: float = 60.0) -
         assert not patience.is_over, f"not within {timeout_s:.0f} s, and longer on a slow machine: {what}"
         pause.wait(_POLL_S)
     return value
+
+
+def receive_after_a_wake(monkeypatch: pytest.MonkeyPatch, pop: Any) -> Event:
+    """Let each receive of a `PopConsumers` begin after it was woken: that wake has no effect on it.
+
+    Returns:
+        Set when a thread is about to receive.
+    """
+    receiving, woken = Event(), Event()
+    receive, wake = pop.receive, pop.wake
+
+    def receive_late(*arguments: Any, **options: Any) -> Any:
+        receiving.set()
+        assert woken.wait(PATIENCE_S)
+        return receive(*arguments, **options)
+
+    def wake_first(group: str) -> None:
+        wake(group)
+        woken.set()
+
+    monkeypatch.setattr(pop, "receive", receive_late)
+    monkeypatch.setattr(pop, "wake", wake_first)
+    return receiving

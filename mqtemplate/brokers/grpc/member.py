@@ -19,6 +19,7 @@ from mqtemplate.brokers.grpc.sessions import Routes
 from mqtemplate.errors import BrokerClosedError, BrokerError, UnsupportedError
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt, MessageQueue, Property
+from mqtemplate.services import join_woken
 from mqtemplate.topics import RETRY_TOPIC_PREFIX
 from mqtemplate.user_code import is_interrupt
 
@@ -28,7 +29,6 @@ _FETCH_WAIT_MS = 20_000
 _AFTER_ERROR_S = 1.0
 _FIRST_RETRY_LEVEL = 3
 _JOIN_S = 5.0
-_WAKE_S = 0.1
 _NO_OFFSETS = "RocketMQ's gRPC protocol has no offsets of queues; set rocketmq.name-server, or use mqadmin"
 
 
@@ -271,11 +271,7 @@ class PopMember(Consumer):
             self._changed.notify_all()
         self._pop.wake(self.spec.group)
         self._release(left)
-        deadline = time.monotonic() + _JOIN_S
-        for thread in self._threads:
-            while thread is not threading.current_thread() and thread.is_alive() and time.monotonic() < deadline:
-                thread.join(_WAKE_S)
-                self._pop.wake(self.spec.group)  # again: it may not have waited yet when it was woken before
+        join_woken(self._threads, lambda: self._pop.wake(self.spec.group), _JOIN_S)
         self._registration.close()
 
 

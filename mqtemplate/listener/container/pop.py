@@ -23,7 +23,7 @@ from mqtemplate.listener.container.process_queue import Repositioning
 from mqtemplate.listener.failures.failure import Decision, NextStep, raise_if_not_of_handler
 from mqtemplate.listener.failures.policy import properties_of_dead_letter
 from mqtemplate.message import MessageExt, MessageQueue, create_unique_id
-from mqtemplate.services import Service, ServiceRunner
+from mqtemplate.services import Service, ServiceRunner, join_woken
 
 _LONG_POLL_MS = 20_000
 _HORIZON_MS = 100  # a message waits for its handler about as long
@@ -33,7 +33,6 @@ _MOST_UNSETTLED = 4_000
 _MOST_BYTES = 16 << 20
 _RETRY_MS = 1_000
 _JOIN_S = 10.0
-_WAKE_S = 0.1
 
 
 class _Order:
@@ -339,11 +338,7 @@ class PopMembership(Membership):
             thread.start()
 
     def stop(self) -> int:
-        for thread in self._receivers:
-            deadline = time.monotonic() + _JOIN_S
-            while thread is not threading.current_thread() and thread.is_alive() and time.monotonic() < deadline:
-                self._pop.wake(self._settings.group)  # again: it may not have waited yet when it was woken before
-                thread.join(_WAKE_S)
+        join_woken(self._receivers, lambda: self._pop.wake(self._settings.group), _JOIN_S)
         return super().stop() + self.deliveries.unsettled_count
 
     def resize(self, number: int, maximum: int) -> None:

@@ -29,7 +29,7 @@ from mqtemplate.message import MessageExt, MessageQueue
 from mqtemplate.selectors.sql92 import Sql92Selector
 from mqtemplate.selectors.tags import TagSelector
 from tests.brokers.grpc.scripted_proxy import ScriptedProxy, received, status
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import PATIENCE_S, eventually, receive_after_a_wake
 
 SPEC = ConsumerSpec(group="billing", subscriptions={"orders": TagSelector("*")})
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -436,22 +436,9 @@ def test_the_close_of_a_member_ends_a_receive_that_begins_at_the_same_moment(
     broker: GrpcBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread was not waiting yet when the close woke it, and would wait for messages."""
-    receiving, woken = threading.Event(), threading.Event()
     member = broker.groups.subscribe(SPEC)
     assert isinstance(member, PopMember)
-    pop, receive, wake = member._pop, member._pop.receive, member._pop.wake
-
-    def receive_late(*arguments: Any, **options: Any) -> Any:
-        receiving.set()
-        assert woken.wait(PATIENCE_S)
-        return receive(*arguments, **options)
-
-    def wake_first(group: str) -> None:
-        wake(group)
-        woken.set()
-
-    monkeypatch.setattr(pop, "receive", receive_late)
-    monkeypatch.setattr(pop, "wake", wake_first)
+    receiving = receive_after_a_wake(monkeypatch, member._pop)
     monkeypatch.setattr(member_module, "_FETCH_WAIT_MS", PATIENCE_S * 10_000)
     monkeypatch.setattr(member_module, "_JOIN_S", PATIENCE_S)
     with ThreadPoolExecutor(1) as executor:

@@ -18,7 +18,7 @@ from mqtemplate.listener import ContainerState, message_listener
 from mqtemplate.listener.container import pop as pop_module
 from tests.listener.concurrency import Counted, check_changes
 from tests.listener.conftest import Gate
-from tests.waiting import PATIENCE_S, eventually
+from tests.waiting import PATIENCE_S, eventually, receive_after_a_wake
 
 if TYPE_CHECKING:
     from tests.listener.conftest import App
@@ -221,21 +221,7 @@ def test_a_stop_ends_a_receive_that_begins_at_the_same_moment(
     threaded_app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread was not waiting yet when the stop woke it, and would wait as long as the broker lets it."""
-    receiving, woken = Event(), Event()
-    pop = threaded_app.broker.pop
-    receive, wake = pop.receive, pop.wake
-
-    def receive_late(*arguments: Any, **options: Any) -> Any:
-        receiving.set()
-        assert woken.wait(PATIENCE_S)
-        return receive(*arguments, **options)
-
-    def wake_first(group: str) -> None:
-        wake(group)
-        woken.set()
-
-    monkeypatch.setattr(pop, "receive", receive_late)
-    monkeypatch.setattr(pop, "wake", wake_first)
+    receiving = receive_after_a_wake(monkeypatch, threaded_app.broker.pop)
     monkeypatch.setattr(pop_module, "_LONG_POLL_MS", PATIENCE_S * 10_000)
     monkeypatch.setattr(pop_module, "_JOIN_S", PATIENCE_S)
     container = threaded_app.listen(Gate().listener(request_mode=POP))

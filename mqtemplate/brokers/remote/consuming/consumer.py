@@ -86,7 +86,7 @@ class RemoteConsumer(Consumer):
         self._has_joined = False
         self._is_closed = False
         self._is_woken = False
-        self._is_ordered = False  # from the first lock on, or before
+        self._is_ordered = False  # set by its settings, or with the first lock
         self._takes_resets = False
         self._resets: dict[MessageQueue, int] = {}
         self._moves: dict[MessageQueue, int] = {}  # offsets of `move` for queues that were not locked
