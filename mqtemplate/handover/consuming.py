@@ -66,7 +66,6 @@ class HandOverConsumer(Consumer):
         self._is_woken = False
         self._new_is_first = False
         self._error: CorruptRecordError | None = None
-        self._thread: PollThread[MessageExt] | None = None
         self._assigned: tuple[frozenset[MessageQueue], frozenset[MessageQueue], frozenset[MessageQueue]] | None = None
         self._without: tuple[frozenset[MessageQueue], frozenset[MessageQueue]] = frozenset(), frozenset()
         self._locked: set[MessageQueue] = set()  # queues of both brokers that the caller has locked
@@ -122,9 +121,6 @@ class HandOverConsumer(Consumer):
             self._old.close()
         finally:
             self._new.close()
-            thread, self._thread = self._thread, None
-            if thread is not None:
-                thread.stop()
 
     # --- order ---------------------------------------------------------------------------------
 
@@ -225,8 +221,6 @@ class HandOverConsumer(Consumer):
 
     def _wait_for_both(self, max_count: int, wait_ms: int) -> list[MessageExt]:
         """Wait for the first message of either broker."""
-        if self._thread is None:
-            self._thread = PollThread(f"mqtemplate-hand-over-{self.spec.group}")
 
         def poll_old() -> list[MessageExt]:
             found: list[MessageExt] | None = None
@@ -237,14 +231,14 @@ class HandOverConsumer(Consumer):
                     self._new.wake()
             return found
 
-        self._thread.begin(poll_old)
+        thread = PollThread(self.spec.group, poll_old)
         messages: list[MessageExt] = []
         error: BaseException | None = None
         try:
             messages = self._poll_new(max_count, wait_ms)
         except BaseException as exc:  # raised below, after the other thread has ended its poll
             error = exc
-        found = self._thread.end(self._old.wake)
+        found = thread.end(self._old.wake)
         if isinstance(found, list):
             messages += self._returned_excess(found, max_count - len(messages))
         else:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from mqtemplate.broker import Broker, ConsumerSpec, Registration
@@ -391,18 +389,16 @@ WAKE_S = 0.01
 
 
 class PollThread(Generic[_T]):
-    """A thread that waits for messages of the old broker, while the caller waits for those of the new one."""
+    """A thread that waits for messages of the old broker, while its starter waits for those of the new one.
 
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], list[_T]] | None] = SimpleQueue()
-        self._results: SimpleQueue[list[_T] | BaseException] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    Each wait has its own: it costs little beside the wait, and no thread is left when its starter is gone.
+    """
 
-    def begin(self, poll: Callable[[], list[_T]]) -> None:
-        """Start a poll. `end` returns its messages."""
-        if not self._thread.is_alive():
-            self._thread.start()
-        self._jobs.put(poll)
+    def __init__(self, group: str, poll: Callable[[], list[_T]]) -> None:
+        self._poll = poll
+        self._result: list[_T] | BaseException = []
+        self._thread = threading.Thread(target=self._run, name=f"mqtemplate-hand-over-{group}", daemon=True)
+        self._thread.start()
 
     def end(self, wake: Callable[[], None]) -> list[_T] | BaseException:
         """Wait for the end of the poll; return its messages, or its error.
@@ -410,21 +406,16 @@ class PollThread(Generic[_T]):
         Args:
             wake: Ends the wait of the poll. It is called again in case that the poll did not wait yet.
         """
-        while True:
+        while self._thread.is_alive():
             wake()
-            with contextlib.suppress(Empty):
-                return self._results.get(timeout=WAKE_S)
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._jobs.put(None)
+            self._thread.join(WAKE_S)
+        return self._result
 
     def _run(self) -> None:
-        while (poll := self._jobs.get()) is not None:
-            try:
-                self._results.put(poll())
-            except BaseException as error:  # the thread that waits for the result raises it
-                self._results.put(error)
+        try:
+            self._result = self._poll()
+        except BaseException as error:  # the thread that waits for the result raises it
+            self._result = error
 
 
 @dataclass(eq=False)

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -38,19 +38,6 @@ _GATE_MS = 50
 _AWAY_MS = 5_000
 
 
-@dataclass(eq=False)
-class _MemberOfBoth:
-    """One member of a group at both brokers. A `Registration`."""
-
-    joined: Registration
-    on_close: Callable[[], None]
-
-    def close(self) -> None:
-        """Leave the group at both."""
-        self.on_close()
-        self.joined.close()
-
-
 class _ReceiveSome(Protocol):
     """Receives up to a number of messages from one broker."""
 
@@ -74,7 +61,6 @@ class HandOverPop(PopConsumers):
         self._direction = direction
         self._waits_for_pending = waits_for_pending
         self._orders: dict[str, QueueOrder] = {}
-        self._threads: dict[tuple[str, str, int], PollThread[ReceivedMessage]] = {}
         self._wakes: Counter[str] = Counter()
         self._at_old: dict[str, bool] = {}
         self._away_until_ms: dict[Broker, int] = {}  # steady
@@ -89,19 +75,13 @@ class HandOverPop(PopConsumers):
         of_old = spec_at_old(self._old, spec)
         if of_old is None:
             return self._new.pop.join(spec)
-        joined = register_at_both(lambda: self._old.pop.join(of_old), lambda: self._new.pop.join(spec))
-        return _MemberOfBoth(joined, lambda: self._stop_threads(spec.group))
+        return register_at_both(lambda: self._old.pop.join(of_old), lambda: self._new.pop.join(spec))
 
     def _is_at_old(self, topic: str) -> bool:
         known = self._at_old.get(topic)
         if known is None:
             known = self._at_old[topic] = has_topic(self._old, topic)  # nothing adds topics to an embedded old broker
         return known
-
-    def _stop_threads(self, group: str) -> None:
-        """End the threads of a group. A member that stays starts its own again."""
-        for key in [key for key in list(self._threads) if key[0] == group]:
-            self._threads.pop(key).stop()
 
     def receive(
         self,
@@ -201,8 +181,6 @@ class HandOverPop(PopConsumers):
 
         A wake is for calls that wait already. So it is repeated until the other call has ended.
         """
-        key = group, topic, threading.get_ident()
-        thread = self._threads.get(key) or self._threads.setdefault(key, PollThread(f"mqtemplate-hand-over-{group}"))
         wakes, deadline = self._wakes[group], time.monotonic() + wait_ms / 1_000
         is_found, has_ended = threading.Event(), threading.Event()
 
@@ -221,7 +199,7 @@ class HandOverPop(PopConsumers):
                     self._new.pop.wake(group)
                     has_ended.wait(WAKE_S)
 
-        thread.begin(wait_for_old)
+        thread = PollThread(group, wait_for_old)
         found_new: list[ReceivedMessage] = []
         try:
             found_new = wait(of_new)

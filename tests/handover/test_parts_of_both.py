@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 
 import pytest
@@ -455,6 +456,19 @@ def test_a_confirmed_hand_over_starts_and_says_that_the_setting_can_go(caplog: p
 
     assert "remove mqtemplate.hand-over" in caplog.text
     brokers.close()
+
+
+def test_a_receive_that_waits_for_both_leaves_no_thread(tmp_path: Path) -> None:
+    """Also if it ends after its member has left the group."""
+    old, new = EmbeddedBroker(tmp_path), EmbeddedBroker(None)
+    with HandOverBroker(old, new) as both:
+        for broker in (old, new):
+            broker.create_topic("orders", 1)
+        both.pop.join(ConsumerSpec(group="web", subscriptions={"orders": TagSelector("*")}))
+
+        assert both.pop.receive("web", "orders", 1, 10_000, 1, None) == []
+
+        assert [thread.name for thread in threading.enumerate() if thread.name == "mqtemplate-hand-over-web"] == []
 
 
 def test_the_health_names_the_broker_that_is_out(brokers: TwoBrokers) -> None:

@@ -188,6 +188,7 @@ class GrpcTool:
             self.channel = grpc.insecure_channel(str(address), options)
         else:
             self.channel = grpc.secure_channel(str(address), grpc.ssl_channel_credentials(root), options)
+        self._streams: list[queue.Queue[Any]] = []
         self.client_id = client_id
         self._metadata = {
             "x-mq-client-id": client_id,
@@ -204,6 +205,8 @@ class GrpcTool:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.channel.close()
+        for requests in self._streams:
+            requests.put(None)  # else the thread of the stream waits for ever
 
     def metadata(self) -> list[tuple[str, str]]:
         return [(name, value) for name, value in self._metadata.items() if value]
@@ -218,6 +221,7 @@ class GrpcTool:
 
     def telemetry(self) -> Telemetry:
         requests: queue.Queue[Any] = queue.Queue()
+        self._streams.append(requests)
         stub = self.channel.stream_stream(
             protos.method_path("Telemetry"),
             lambda message: message.SerializeToString(),

@@ -193,11 +193,12 @@ def test_large_settings_of_empty_subscriptions_are_refused_before_they_are_decod
         stub = tool.channel.stream_stream(
             protos.method_path("Telemetry"), lambda data: data, protos.TelemetryCommand.FromString
         )
-        requests: queue.Queue[bytes] = queue.Queue()  # the stream stays open: its end would end the call
+        requests: queue.Queue[bytes | None] = queue.Queue()  # the stream stays open: its end would end the call
         requests.put(b"\x12\xa4\x8d\x06" + b"\x32\xa0\x8d\x06" + b"\x12\x00" * 50_000)
 
         with pytest.raises(grpc.RpcError) as caught:
             next(stub(iter(requests.get, None), timeout=60, metadata=tool.metadata()))
+        requests.put(None)
 
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details() == (
