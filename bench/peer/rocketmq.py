@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 from bench.peer.jvm import QUICK_START, PeerError, PeerProcess, command_line
 from mqtemplate.brokers import EmbeddedSettings
 from mqtemplate.store.checkpoint import NEW_TIMER_LOG_SIZE, file_sizes
-from mqtemplate.store.index_file import NEW_GEOMETRY
+from mqtemplate.store.files.layout import NEW_GEOMETRY
 
 _LOGGING = Path(__file__).with_name("logging")
 _START_SECONDS = 60

@@ -22,7 +22,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import starmap
 from typing import NamedTuple, Protocol
 
 from mqtemplate.delay.delay_store import DelayStore, RecordLookup, is_marker
@@ -266,17 +265,14 @@ class PendingKeys:
 
     def _newest(self, topic: str, key: str) -> KeyedRecord | None:
         """Return the newest record with a pending key: a delayed one for *topic*, or one that was delivered there."""
-        found = self._store.index.newest_keyed((*self._topics, topic), topic, key)
+        found = self._store.index.newest_keyed(topic, key)
         if isinstance(found, KeyedRecord):
             return found
-        if not found:
-            return None
-        newest: dict[str, int] = {}
         for physical_offset in found:
             record = self._lookup.at(physical_offset)
-            if record is not None and record.topic not in newest and _has_pending_key(record, topic, key):
-                newest[record.topic] = physical_offset
-        return max(starmap(KeyedRecord, newest.items()), key=lambda each: each.physical_offset, default=None)
+            if record is not None and record.topic in (*self._topics, topic) and _has_pending_key(record, topic, key):
+                return KeyedRecord(record.topic, physical_offset)
+        return None
 
     # --- sends ---------------------------------------------------------------------------------
 

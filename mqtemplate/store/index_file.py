@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
@@ -17,12 +17,9 @@ from mqtemplate.record.columns import count_leading
 from mqtemplate.record.properties import PENDING_KEY, REAL_TOPIC, TIMER_DEL_UNIQKEY, find_property
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.layout import (
-    INDEX_HEADER_SIZE,
-    INDEX_SLOT_DTYPE,
     INDEX_UNIT_DTYPE,
     INDEX_UNIT_SIZE,
     IndexHeader,
-    index_file_size,
 )
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.topics import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -72,6 +69,7 @@ class IndexFile:
         self._units_total = units_total
         self._units_at = layout.index_file_size(slots_total, 0)
         self._slots: NDArray[np.int32] | None = None
+        self._filter: _KeyFilter | None = None
         self.header = layout.unpack_index_header(file.view)
         self.flushed = self.header
         self.is_closed = False
@@ -209,6 +207,8 @@ class IndexFile:
 
     def newest_unit(self, key_hash: int) -> int:
         """Return the first unit of the chain of a key; 0 for none."""
+        if self._filter is not None and not self._filter.may_have(key_hash):
+            return 0
         slot = key_hash % self._slots_total
         if self._slots is not None:
             return int(self._slots[slot])
@@ -246,6 +246,24 @@ class IndexFile:
             unit, limit = previous, unit
         return found, unit if 0 < unit < limit else 0
 
+    def extend_filter(self, max_units: int) -> bool:
+        """Read more units of a full file into its filter. Return True if it is complete: then look-ups use it.
+
+        Most chains of a full file are not empty, so without a filter a key that it does not have costs several reads.
+        """
+        if self._filter is None:
+            self._filter = _KeyFilter(self._units_total)
+        units = self._filter.missing
+        if units:
+            at = self._units_at + units.start * INDEX_UNIT_SIZE
+            data = self._file.read(at, min(len(units), max_units) * INDEX_UNIT_SIZE)
+            self._filter.add(np.frombuffer(data, INDEX_UNIT_DTYPE)["key_hash"])
+        return not self._filter.missing
+
+    def drop_filter(self) -> None:
+        """Free the memory of the filter."""
+        self._filter = None
+
     def close(self) -> None:
         """Unmap the file."""
         self.is_closed = True
@@ -257,87 +275,44 @@ class IndexFile:
         self._file.delete()
 
 
-_SLOT_SIZE = INDEX_SLOT_DTYPE.itemsize
-_CHUNK_UNITS = 1 << 18
-_CHECKED_UNITS = 256
-_MAX_CANDIDATES = 10_000
+_FILTER_BITS = 8
+"""Bits of a filter for each unit, or up to twice as many: an eighth or less of the keys that are not there pass it."""
+_GOLDEN_RATIO = 0x9E37_79B1
+"""Spreads hashes: those of similar keys have similar bits."""
 
 
-class Geometry(NamedTuple):
-    """Number of slots (``max_hash_slot_num``), and of units with the unused one (``max_index_num``)."""
+class _KeyFilter:
+    """The keys that a full index file may have: one bit for each of their hashes, in memory.
 
-    slots: int
-    units: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of a file."""
-        return index_file_size(self.slots, self.units)
-
-
-NEW_GEOMETRY = Geometry(250_000, 1_000_000)
-ROCKETMQ_GEOMETRY = Geometry(5_000_000, 20_000_000)
-
-
-def find_geometry(file: MappedFile) -> Geometry | None:
-    """Return the geometry of an index file; None if its content does not show it.
-
-    The well-known ones are recognized by their size. Else the first unit is searched. It has the offset of the header's
-    first record, and all units must fit to their slots.
+    Until all units are read, it may have any key.
     """
-    for known in (NEW_GEOMETRY, ROCKETMQ_GEOMETRY):
-        if known.size == file.size:
-            return known
-    header = layout.unpack_index_header(file.view)
-    if header.index_count < 2:
-        return None
-    for tried, slots in enumerate(_candidates(file, header)):
-        if tried == _MAX_CANDIDATES:
-            return None
-        geometry = Geometry(slots, (file.size - index_file_size(slots, 0)) // INDEX_UNIT_SIZE)
-        if _fits(file, header, geometry):
-            return geometry
-    return None
+
+    def __init__(self, units_total: int) -> None:
+        self.missing = range(1, units_total)  # units that are not read yet
+        self._shift = 32 - _filter_width(units_total)
+        self._bytes = bytearray(filter_bytes(units_total))
+
+    def add(self, key_hashes: NDArray[np.int32]) -> None:
+        """Add the hashes of the next units."""
+        self.missing = self.missing[len(key_hashes) :]
+        bits = key_hashes.astype(np.uint32) * np.uint32(_GOLDEN_RATIO) >> np.uint32(self._shift)
+        at, masks = bits >> np.uint32(3), np.uint8(1) << (bits & np.uint32(7)).astype(np.uint8)
+        np.bitwise_or.at(np.frombuffer(self._bytes, np.uint8), at, masks)
+
+    def may_have(self, key_hash: int) -> bool:
+        """Return False if no unit has this hash."""
+        bit = (key_hash * _GOLDEN_RATIO & 0xFFFF_FFFF) >> self._shift
+        return bool(self.missing) or bool(self._bytes[bit >> 3] >> (bit & 7) & 1)
 
 
-def _candidates(file: MappedFile, header: IndexHeader) -> Iterator[int]:
-    """Yield the numbers of slots with which unit 1 starts at bytes that can be that unit."""
-    # Size and number of slots determine each other modulo the size of a unit: the rest of the file has whole units.
-    first = (file.size - INDEX_HEADER_SIZE) % INDEX_UNIT_SIZE
-    if first % _SLOT_SIZE:
-        return
-    at = INDEX_HEADER_SIZE + first + INDEX_UNIT_SIZE  # unit 1, after the unused unit 0
-    while at + INDEX_UNIT_SIZE <= file.size:
-        data = file.read(at, _CHUNK_UNITS * INDEX_UNIT_SIZE)
-        units = np.frombuffer(data[: len(data) // INDEX_UNIT_SIZE * INDEX_UNIT_SIZE], INDEX_UNIT_DTYPE)
-        is_first = (units["physical_offset"] == header.begin_physical_offset) & (units["previous"] == 0)
-        is_first &= units["key_hash"] > 0
-        for row in np.flatnonzero(is_first).tolist():
-            slots = (at + row * INDEX_UNIT_SIZE - INDEX_UNIT_SIZE - INDEX_HEADER_SIZE) // _SLOT_SIZE
-            if slots > 0:
-                yield slots
-        at += len(units) * INDEX_UNIT_SIZE
+def filter_bytes(units_total: int) -> int:
+    """Return the memory of the filter of an index file."""
+    return 1 << _filter_width(units_total) - 3
 
 
-def _fits(file: MappedFile, header: IndexHeader, geometry: Geometry) -> bool:
-    """Return True if the first units are valid, and each is in the chain of its slot."""
-    count = min(header.index_count - 1, _CHECKED_UNITS)
-    if geometry.units < header.index_count:
-        return False
-    units_at = index_file_size(geometry.slots, 1)
-    units = np.frombuffer(file.read(units_at, count * INDEX_UNIT_SIZE), INDEX_UNIT_DTYPE)
-    offsets, hashes = units["physical_offset"].astype(np.int64), units["key_hash"].astype(np.int64)
-    previous, numbers = units["previous"].astype(np.int64), np.arange(1, count + 1)
-    is_valid = (hashes >= 0) & (previous >= 0) & (previous < numbers)
-    if not is_valid.all() or (np.diff(offsets) < 0).any():
-        return False
-    has_previous = previous > 0
-    slots = hashes % geometry.slots
-    if (slots[previous[has_previous] - 1] != slots[has_previous]).any():
-        return False
-    table = np.frombuffer(file.read(INDEX_HEADER_SIZE, geometry.slots * _SLOT_SIZE), INDEX_SLOT_DTYPE)
-    newest = table[slots]
-    return bool(((newest >= numbers) & (newest < header.index_count)).all())
+def _filter_width(units_total: int) -> int:
+    """Return the number of bits that tell the place of a hash in a filter."""
+    return min((_FILTER_BITS * units_total - 1).bit_length(), 32)
 
 
 # --- the newest records -----------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreError, StoreFormatError
@@ -13,19 +13,24 @@ from mqtemplate.event_log import get_logger
 from mqtemplate.record.columns import RecordBatch
 from mqtemplate.services import wall_time
 from mqtemplate.store.commit_log import LogReader
-from mqtemplate.store.files.layout import INDEX_HEADER_SIZE, IndexHeader, unpack_index_header
+from mqtemplate.store.files.layout import (
+    INDEX_HEADER_SIZE,
+    NEW_GEOMETRY,
+    Geometry,
+    IndexHeader,
+    find_geometry,
+    unpack_index_header,
+)
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.index_file import (
-    NEW_GEOMETRY,
-    Geometry,
     IndexFile,
     KeyedRecord,
     KeyRows,
     RecentKeys,
-    find_geometry,
+    filter_bytes,
 )
-from mqtemplate.store.key_reader import KeyReader, index_key_hashes, pending_key_hashes
+from mqtemplate.store.key_reader import KeyReader, index_key_hashes, pending_key_hash
 from mqtemplate.store.settings import StoreSettings
 
 _log = get_logger("mqtemplate.store")
@@ -42,6 +47,10 @@ _LARGE_BACKLOG_BYTES = 128 << 20
 _CATCH_UP_RECORDS = 4_096
 _FLUSH_UNITS = 100_000
 _CHAIN_UNITS = 256
+_FILTER_UNITS = 65_536
+"""Units of one step that a filter reads: less than a millisecond."""
+_MOST_FILTER_BYTES = 32 << 20
+"""Filters of 32 files of one million keys, the newest ones."""
 _NAME_LENGTH = 17
 _MAX_TIME_MS = (1 << 63) - 1
 
@@ -55,6 +64,7 @@ class IndexService:
       server indexes those itself, see `index_recent`.
     - The headers of the index files contain how far the log is indexed. After a crash the unflushed rest is read again,
       so the older keys of a file that was not full are not lost.
+    - Most pending keys are new, and then no file has them. From the first look-up of one, the full files get filters.
     - A record may be in the index twice, and another key may have the same hash. The caller checks the record.
     - Lock order: the mutex here, then the store's lock. One thread at a time reads the log or follows a chain.
 
@@ -79,6 +89,7 @@ class IndexService:
         self._seen_end = 0
         self._rest: KeyRows | None = None
         self._is_missing = False
+        self._has_filters = False
         self._written_to = 0  # physical offset: the keys of all records before it are in the files
         self.flushed_timestamp = 0
 
@@ -268,7 +279,8 @@ class IndexService:
             is_behind = backlog >= _LARGE_BACKLOG_BYTES or self._reader.has_recent
             if self._is_flush_due():
                 self._flush()
-        if backlog > 0:
+            is_filtered = self._extend_filters()
+        if backlog > 0 or not is_filtered:
             self._due_ms = now + (_BUSY_PAUSE_MS if is_growing and not is_behind else _PAUSE_MS)
         else:
             self._due_ms = now + _INTERVAL_MS if is_growing else None
@@ -392,15 +404,14 @@ class IndexService:
         [key_hash] = index_key_hashes([f"{topic}#{key}"]).tolist()
         return self._with_hash(key_hash, begin_ms, end_ms)
 
-    def newest_keyed(self, topics: tuple[str, ...], topic: str, key: str) -> KeyedRecord | Iterable[int]:
+    def newest_keyed(self, topic: str, key: str) -> KeyedRecord | Iterable[int]:
         """Find the newest record with a pending key, without a wait for the newest records to be indexed.
 
         Args:
-            topics: Topics in which it may be stored.
-            topic: The topic of the key.
+            topic: The topic of the key. The record may be stored in any topic.
 
         Returns:
-            The newest record, if it is not indexed yet. Else `candidates` of all the topics, of each the newest first.
+            The newest record, if it is not indexed yet. Else `candidates`, the newest first.
         """
         recent = self.recent_keys
         while True:
@@ -411,17 +422,26 @@ class IndexService:
             if found is not None:
                 return found
             if recent.complete_from == complete_from:  # else it may have been in memory, and not be indexed yet
-                return self._indexed(pending_key_hashes(topics, topic, key))
+                return self._indexed(pending_key_hash(topic, key))
 
-    def _indexed(self, hashes: Sequence[int]) -> Iterable[int]:
-        found = []
+    def _indexed(self, key_hash: int) -> Iterable[int]:
+        if not self._has_filters:
+            self._has_filters = True
+            self.changed()
         with self._mutex:  # most keys are new: then this is all
-            for file in self._files:
-                if not file.is_closed:
-                    found += [each for each in hashes if file.newest_unit(each)]
-        if not found:
-            return ()
-        return chain.from_iterable(self._with_hash(each, 0, _MAX_TIME_MS) for each in dict.fromkeys(found))
+            is_there = any(not file.is_closed and file.newest_unit(key_hash) for file in self._files)
+        return self._with_hash(key_hash, 0, _MAX_TIME_MS) if is_there else ()
+
+    def _extend_filters(self) -> bool:
+        """Read one part of the units for the filter of a full file. Return False if there are more."""
+        if not self._has_filters:
+            return True
+        most = _MOST_FILTER_BYTES // filter_bytes(self.geometry.units)
+        first = max(len(self._files) - most, 0)
+        for file in self._files[:first]:
+            file.drop_filter()
+        full = (file for file in self._files[first:] if file.is_full)
+        return all(file.extend_filter(_FILTER_UNITS) for file in full)
 
     def _with_hash(self, key_hash: int, begin_ms: int, end_ms: int) -> Iterator[int]:
         last = -1

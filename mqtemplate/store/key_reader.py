@@ -50,6 +50,8 @@ _MIN_RECORDS = 8
 _MAX_SHAPES = 8
 _LAST_SEPARATOR = PROPERTY_SEPARATOR[0]  # both separators are below all characters of a value
 _FIRST_NON_ASCII = 0x80
+_PENDING_PREFIX = "#P "
+_NO_TOPIC = np.zeros(1, np.uint32)
 
 
 def keys_of(topic: str, properties: bytes) -> list[str]:
@@ -67,38 +69,34 @@ def keys_of(topic: str, properties: bytes) -> list[str]:
     if tags := find_property(properties, TAGS):
         keys.append(f"{prefix}T#{tags}")
     if (pending := find_property(properties, PENDING_KEY)) and (topic := find_property(properties, REAL_TOPIC) or ""):
-        keys.append(prefix + pending_key_text(topic, pending))
+        keys.append(pending_key_text(topic, pending))
     return keys
 
 
 def pending_key_text(topic: str, key: str) -> str:
     """Return the key under which a message for *topic* with a pending key is indexed, in whatever topic it is stored.
 
-    No business key has a blank.
+    No other key starts like this: a topic has a character.
     """
-    return f"P {topic}{key}"
+    return f"{_PENDING_PREFIX}{topic}{key}"
 
 
-def pending_key_hashes(topics: tuple[str, ...], topic: str, key: str) -> list[int]:
-    """Return the hash of a pending key in the index for each of *topics*, in which a record with it may be stored.
-
-    The same as `index_key_hashes` of the texts, which differ in their first parts only, for a fraction of the time.
-    """
+def pending_key_hash(topic: str, key: str) -> int:
+    """Return the hash of a pending key in the index: that of `index_key_hashes`, for a fraction of the time."""
     units: Sequence[int] = key.encode() if key.isascii() else memoryview(key.encode(UTF_16, "surrogatepass")).cast("H")
     if len(units) > _LONG_KEY:
-        return list(map(int, index_key_hashes([f"{each}#{pending_key_text(topic, key)}" for each in topics])))
-    end = 0
+        return int(index_key_hashes([pending_key_text(topic, key)])[0])
+    value = _pending_key_start(topic)
     for unit in units:
-        end = 31 * end + unit
-    power = 31 ** len(units)
-    hashes = [end + start * power & 0xFFFF_FFFF for start in _pending_key_starts(topics, topic)]
-    return [0 if each == 0x8000_0000 else min(each, 0x1_0000_0000 - each) for each in hashes]
+        value = 31 * value + unit
+    value &= 0xFFFF_FFFF
+    return 0 if value == 0x8000_0000 else min(value, 0x1_0000_0000 - value)
 
 
 @lru_cache(maxsize=1_024)
-def _pending_key_starts(topics: tuple[str, ...], topic: str) -> list[int]:
-    """Return `java_string_hash` of what is before the key in the texts of `pending_key_hashes`."""
-    return [java_string_hash(f"{each}#{pending_key_text(topic, '')}") for each in topics]
+def _pending_key_start(topic: str) -> int:
+    """Return `java_string_hash` of what is before the key in `pending_key_text`, without a sign."""
+    return java_string_hash(pending_key_text(topic, "")) & 0xFFFF_FFFF
 
 
 def hash_keys(topics: Sequence[str], properties: Sequence[bytes]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -255,16 +253,20 @@ class PropertiesShape:
         """
         hashes = np.empty((len(rows), len(self._keys)), np.int32)
         for number, (prefix, columns) in enumerate(self._keys):
-            hashes[:, number] = index_hashes_of_rows(topic_hashes, prefix, rows[:, columns])
+            starts = _NO_TOPIC if prefix == _PENDING_PREFIX else topic_hashes
+            hashes[:, number] = index_hashes_of_rows(starts, prefix, rows[:, columns])
         return hashes
 
     def tags_codes(self, rows: Rows) -> NDArray[np.int32] | int:
         """Return the number that a consume queue stores for the tags of each matching row, or one for all of them."""
-        return 0 if self._tags is None else _hashes_of_rows(np.zeros(1, np.uint32), "", rows[:, self._tags])
+        return 0 if self._tags is None else _hashes_of_rows(_NO_TOPIC, "", rows[:, self._tags])
 
 
 def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tuple[str, slice | NDArray[np.intp]]]:
-    """Yield what is between topic and value in each key, and the columns of the value, in the order of `keys_of`."""
+    """Yield what is between topic and value in each key, and the columns of the value, in the order of `keys_of`.
+
+    `_PENDING_PREFIX` has no topic before it.
+    """
     if unique := values.get(UNIQ_KEY):
         yield "#", unique
     if words := values.get(KEYS):
@@ -276,7 +278,7 @@ def _key_columns(properties: bytes, values: dict[bytes, slice]) -> Iterator[tupl
     if tags := values.get(TAGS):
         yield "#T#", tags
     if (pending := values.get(PENDING_KEY)) and (topic := values.get(REAL_TOPIC)):
-        yield "#P ", np.r_[topic, pending]
+        yield _PENDING_PREFIX, np.r_[topic, pending]
 
 
 # --- hashes -----------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ from mqtemplate.message import HostAddress
 from mqtemplate.record.appends import PutResult
 from mqtemplate.record.codec import RecordDraft
 from mqtemplate.record.layout import SysFlag
-from mqtemplate.store import index_file, key_reader
+from mqtemplate.store import index_file, index_service, key_reader
 from mqtemplate.store.files import layout
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.layout import IndexHeader, index_file_size, unpack_index_header
 from mqtemplate.store.files.mapped_files import MappedFile
 from mqtemplate.store.files.store_files import MemoryStoreFiles
-from mqtemplate.store.index_file import IndexFile, KeyRows, find_geometry
+from mqtemplate.store.index_file import IndexFile, KeyRows
 from mqtemplate.store.index_service import IndexService
 from mqtemplate.store.key_reader import KeyReader, index_key_hashes, keys_of
 from mqtemplate.store.message_store import MessageStore
@@ -192,6 +192,55 @@ def test_the_index_finds_the_same_records_as_a_dict(messages: list[tuple[str, li
 
 
 # --- following the log -------------------------------------------------------------------------
+
+
+# --- filters of full files -------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, (1 << 31) - 1), min_size=8, max_size=300), st.integers(1, 100))
+def test_a_filter_passes_every_key_that_its_file_has(hashes: list[int], part: int) -> None:
+    units = len(hashes) + 1
+    file = IndexFile(MappedFile(index_file_size(SLOTS, units)), "1", SLOTS, units)
+    file.append(KeyRows(np.array(hashes, np.int32), np.arange(len(hashes)), np.full(len(hashes), 1_000)))
+    chains = {key_hash: file.newest_unit(key_hash) for key_hash in hashes}
+
+    for _ in iter(lambda: file.extend_filter(part), True):
+        assert file.newest_unit(hashes[0]) == chains[hashes[0]], "it is not complete"
+
+    assert {key_hash: file.newest_unit(key_hash) for key_hash in hashes} == chains
+
+
+def test_a_filter_saves_the_chains_of_most_keys_that_are_not_there() -> None:
+    """Also of keys that differ by a number only."""
+    keys = [f"#P carts cart-{number}" for number in range(20_000)]
+    file = IndexFile(MappedFile(index_file_size(100, 20_001)), "1", 100, 20_001)
+    file.append(KeyRows(index_key_hashes(keys), np.arange(20_000), np.full(20_000, 1_000)))
+    others = index_key_hashes([f"#P carts cart-{number}" for number in range(20_000, 40_000)]).tolist()
+    before = sum(file.newest_unit(each) > 0 for each in others)
+    file.extend_filter(20_000)
+
+    assert before == 20_000
+    assert sum(file.newest_unit(each) > 0 for each in others) < 20_000 / 8
+
+
+def test_the_first_look_up_of_a_pending_key_gives_the_newest_full_files_a_filter(
+    open_store: OpenStore, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that become old lose it again."""
+    monkeypatch.setattr(index_service, "_MOST_FILTER_BYTES", 3 * index_file.filter_bytes(UNITS))
+    store = open_store(TINY)
+    filtered = []
+    for start in (0, 41):
+        fill(store, 41, start)
+        store.index.newest_keyed("carts", "new")
+        store.index.changed()  # as each confirmed send does
+        for _ in range(20):
+            clock.move_ms(1_000)
+            store.index.step()
+        filtered.append([file._filter is not None for file in store.index._files])
+
+    assert filtered == [[False] * 3 + [True, True, False], [False] * 8 + [True, True, False]]
+    assert lost(store, range(82)) == []
 
 
 @FROM_LOG
@@ -437,7 +486,7 @@ def test_the_geometry_of_an_index_file_follows_from_its_content(
     index_file.append(rows)
     index_file.flush()
 
-    found = find_geometry(file)
+    found = layout.find_geometry(file)
 
     assert found is not None
     if found != (slots, units):  # then a reader that uses it finds the same records

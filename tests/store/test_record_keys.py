@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqtemplate.record.properties import PENDING_KEY, REAL_TOPIC, property_format
 from mqtemplate.store.key_reader import (
     hash_keys,
     index_key_hashes,
     keys_of,
-    pending_key_hashes,
+    pending_key_hash,
     pending_key_text,
 )
 
@@ -28,6 +29,19 @@ def at_once(records: list[tuple[str, bytes]]) -> tuple[list[int], list[int]]:
 def properties(number: int, *, keys: str = "", tags: str = "") -> bytes:
     values = {"UNIQ_KEY": f"{number:032X}", "KEYS": keys, "TAGS": tags, "user": f"{number % 7}"}
     return "".join([f"{name}\x01{value}\x02" for name, value in values.items() if value]).encode()
+
+
+def pending(number: int) -> bytes:
+    """Return the properties of a delayed message with a pending key."""
+    return properties(number) + property_format(REAL_TOPIC, b"carts") + property_format(PENDING_KEY, b"%04d" % number)
+
+
+def test_pending_keys_are_the_same_in_all_topics() -> None:
+    in_topic = {topic: at_once([(topic, pending(number)) for number in range(20)])[0] for topic in ("carts", "%T")}
+
+    for topic, hashes in in_topic.items():
+        assert hashes == one_by_one([(topic, pending(number)) for number in range(20)])[0]
+        assert hashes[1::2] == [pending_key_hash("carts", f"{number:04}") for number in range(20)]
 
 
 def test_keys_of_similar_records_are_in_the_order_of_the_log() -> None:
@@ -66,7 +80,7 @@ def test_irregular_properties_have_the_same_keys(odd: bytes) -> None:
 
 
 _TEXT = st.text(st.sampled_from("ab 1é\x01\x02"), max_size=4).map(str.encode)
-_NAMES = st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"user", b"XKEYS"])
+_NAMES = st.sampled_from([b"UNIQ_KEY", b"KEYS", b"TAGS", b"user", b"XKEYS", PENDING_KEY, REAL_TOPIC])
 _PROPERTIES = st.lists(st.tuples(_NAMES, _TEXT), max_size=4).map(
     lambda pairs: b"".join(name + b"\x01" + value + b"\x02" for name, value in pairs)
 )
@@ -78,10 +92,6 @@ def test_any_properties_have_the_same_keys(records: list[tuple[str, bytes]], tim
 
 
 @given(st.text(max_size=12), st.text(max_size=90))
-def test_a_pending_key_has_the_hashes_of_its_texts(topic: str, key: str) -> None:
+def test_a_pending_key_has_the_hash_of_its_text(topic: str, key: str) -> None:
     """Texts of any characters; a long key takes the general way."""
-    stored_in = ("SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", topic)
-
-    hashes = pending_key_hashes(stored_in, topic, key)
-
-    assert hashes == index_key_hashes([f"{each}#{pending_key_text(topic, key)}" for each in stored_in]).tolist()
+    assert [pending_key_hash(topic, key)] == index_key_hashes([pending_key_text(topic, key)]).tolist()
