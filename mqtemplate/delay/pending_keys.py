@@ -7,8 +7,8 @@ that puts many messages on the wheel then does not hold them up.
 
 - The newest record with the key decides: each send with a key replaces, keeps or moves the message before it. So that
   record is pending, or was delivered, or no message of the key is either. The newest records of all keys are in memory
-  until the index has them, and then some thousand of them; the index finds the others. Memory does not grow with the
-  number of keys.
+  until the index has them, and then some thousand of them; the index finds the others, and mostly knows without a
+  search that there is none. Memory is bounded.
 - A timer in memory with its properties is pending: a release and a move append another record with the key, and a
   cancel makes memory forget the properties, all under the lock of the timers. So a send that replaces it needs neither
   its record nor its unit in the timer log, unless it is parked or due within a slot.
