@@ -16,6 +16,7 @@ __all__ = [
     "HAND_OVER_GROUP",
     "HAND_OVER_MOVED_TOPIC",
     "HAND_OVER_TOPIC",
+    "LITE_QUEUE_PREFIX",
     "MARKS_TOPIC",
     "NOT_SENDABLE_TOPICS",
     "OFFSET_MOVED_TOPIC",
@@ -23,6 +24,8 @@ __all__ = [
     "POP_PROGRESS_TOPIC",
     "RETRY_TOPIC_PREFIX",
     "REVIVE_TOPIC_PREFIX",
+    "ROCKSDB_HALF_TOPIC",
+    "ROCKSDB_OP_TOPIC",
     "SCHEDULES_TOPIC",
     "SCHEDULE_TOPIC",
     "SELF_TEST_TOPIC",
@@ -43,6 +46,7 @@ __all__ = [
     "is_reply_topic",
     "is_schedule_group",
     "is_system_group",
+    "is_system_topic",
     "nearest_topic",
     "needs_own_right",
     "reply_topic",
@@ -57,6 +61,10 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 """Half messages: messages of transactions."""
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Op messages: each names the half messages whose transactions have ended."""
+ROCKSDB_HALF_TOPIC = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"
+"""Half messages of a broker of RocketMQ 5.5 that keeps the state of transactions in RocksDB."""
+ROCKSDB_OP_TOPIC = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"
+"""Op messages of such a broker."""
 POP_PROGRESS_TOPIC = "rmq_sys_POP_PROGRESS"
 """Of this library: the progress of groups that read by POP."""
 HAND_OVER_TOPIC = "rmq_sys_MQTEMPLATE_HAND_OVER"
@@ -82,6 +90,8 @@ REVIVE_TOPIC_PREFIX = "rmq_sys_REVIVE_LOG_"
 """Prefix of the topic of RocketMQ's deliveries by POP; the name of the cluster follows."""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 """Prefix of the system topics of 5.x brokers that are not in `SYSTEM_TOPICS`."""
+LITE_QUEUE_PREFIX = "%LMQ%"
+"""Prefix of RocketMQ's light queues: each has positions of messages that are stored in other topics."""
 
 NOT_SENDABLE_TOPICS = frozenset(
     {
@@ -89,6 +99,8 @@ NOT_SENDABLE_TOPICS = frozenset(
         TIMER_TOPIC,
         HALF_TOPIC,
         OP_TOPIC,
+        ROCKSDB_HALF_TOPIC,
+        ROCKSDB_OP_TOPIC,
         POP_PROGRESS_TOPIC,
         HAND_OVER_TOPIC,
         HAND_OVER_MOVED_TOPIC,
@@ -132,7 +144,7 @@ SYSTEM_GROUPS = frozenset(
 """Groups of RocketMQ itself. Source: ``MixAll``."""
 
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
-_BROKERS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
+_GROUPS_PREFIXES = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 _LEGAL_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FILE_NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _MAX_LENGTH = 127
@@ -214,9 +226,22 @@ def needs_own_right(topic: str) -> bool:
 
 
 def is_application_topic(topic: str) -> bool:
-    """Return True for a topic to which applications send: not of RocketMQ itself, no retries, no dead letters."""
-    own = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX)
-    return topic not in SYSTEM_TOPICS and not topic.startswith(own) and not is_broker_topic(topic)
+    """Return True for a topic to which applications send: not of the broker itself, no retries, no dead letters."""
+    return not topic.startswith(_GROUPS_PREFIXES) and not is_system_topic(topic)
+
+
+def is_system_topic(topic: str) -> bool:
+    """Return True for a topic of a broker, of a cluster, or of this library.
+
+    ``RMQ_SYS_`` is no rule of RocketMQ, but each name with it is of RocketMQ, so those of later versions are no topics
+    of an application either.
+    """
+    return (
+        topic in SYSTEM_TOPICS
+        or topic == MARKS_TOPIC
+        or topic.startswith((SYSTEM_TOPIC_PREFIX, SYSTEM_TOPIC_PREFIX.upper(), LITE_QUEUE_PREFIX))
+        or is_reply_topic(topic)
+    )
 
 
 def is_system_group(group: str) -> bool:
@@ -243,8 +268,7 @@ def nearest_topic(topic: str, known: Iterable[str]) -> str | None:
     None if none is similar, or so many are that a hint would be chance: ``orders-1``, ``orders-2``, ….
     """
     # A topic that was missing a moment ago may be among the known ones by now.
-    excluded = SYSTEM_TOPICS | {topic}
-    names = [name for name in known if not name.startswith(_BROKERS_PREFIXES) and name not in excluded]
+    names = [name for name in known if name != topic and is_application_topic(name)]
     if len(names) > _MAX_COMPARED:  # a comparison takes 30 us
         names = [name for name in names if abs(len(name) - len(topic)) <= 2 and _have_same_end(name, topic)]
     if len(names) > _MAX_COMPARED:

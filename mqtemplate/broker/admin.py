@@ -9,14 +9,7 @@ from enum import Enum
 
 from mqtemplate.errors import UnknownNameError, UnsupportedError
 from mqtemplate.message import MessageQueue
-from mqtemplate.topics import (
-    DLQ_TOPIC_PREFIX,
-    MARKS_TOPIC,
-    RETRY_TOPIC_PREFIX,
-    SYSTEM_TOPIC_PREFIX,
-    SYSTEM_TOPICS,
-    is_reply_topic,
-)
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_application_topic
 from mqtemplate.user_code import did_you_mean
 
 _INHERIT, _WRITE, _READ = 1, 2, 4
@@ -44,9 +37,7 @@ class TopicKind(Enum):
             return cls.RETRY
         if topic.startswith(DLQ_TOPIC_PREFIX):
             return cls.DEAD_LETTER
-        is_own = topic == MARKS_TOPIC or is_reply_topic(topic)
-        is_system = is_own or topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
-        return cls.SYSTEM if is_system else cls.NORMAL
+        return cls.NORMAL if is_application_topic(topic) else cls.SYSTEM
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,13 @@ from mqtemplate.operations.bulk import parse_time
 MAX_SHOWN_BODY = 64 * 1_024
 """Bytes of a body that a page shows; the whole can be downloaded."""
 _TIME = re.compile(r"\b(\d{4}-[01]\d-[0-3]\d [0-2]\d:[0-5]\d:[0-5]\d)\b")
+_MARKUP_OR_LONG_WORD = re.compile(
+    r"<(?:(?:(?P<whole>pre|textarea|script|style|title|option|svg)\b.*?</(?P=whole))|[^>]*)>|(?P<word>[^\s<>]{33,})",
+    re.DOTALL,
+)
+"""Whole elements whose content is not to be broken, tags, and words that are longer than the id of a message."""
+_PART_OF_WORD = re.compile("{0}{{3,15}}?(?<=[./_%@:-])|{0}{{1,16}}\\Z|{0}{{1,10}}".format(r"(?:&#?\w+;|[^&]|&)"))
+"""Up to a separator, the end of the word, or some characters. An escaped one is not cut."""
 _HERE = Path(__file__).parent
 FORM_END = ("form_end", "complete")
 """Last field of each form for a change: without it the form was cut off, and a missing field would widen the change."""
@@ -76,8 +83,21 @@ def compile_templates() -> None:
 
 def render(template: str, values: Mapping[str, Any]) -> bytes:
     """Return a page."""
+    page = with_breaks(environment().get_template(template).render(values))
     # A message may contain half of a surrogate pair, as an escape of its JSON.
-    return environment().get_template(template).render(values).encode("utf-8", "backslashreplace")
+    return page.encode("utf-8", "backslashreplace")
+
+
+def with_breaks(page: str) -> str:
+    """Return a page whose long words may be broken: names, keys and ids would push columns out of sight.
+
+    A style sheet alone breaks either none, or each word in a table that is wide. ``<wbr>`` is in no copied text.
+    """
+    return _MARKUP_OR_LONG_WORD.sub(_broken, page)
+
+
+def _broken(found: re.Match[str]) -> str:
+    return found[0] if found["word"] is None else "<wbr>".join(_PART_OF_WORD.findall(found[0]))
 
 
 def _time(time_ms: int | None) -> Markup | str:

@@ -147,5 +147,15 @@ def divert_to_timer(
     return Diverted(TIMER_TOPIC, 0, kept)
 
 
+def delivered_at_once(properties: Mapping[str, str], topic: str, queue_id: int) -> dict[str, str]:
+    """Return the properties of a message with a pending key that was due when it arrived.
+
+    They are those of a message that was pending and is delivered, so the next one under its key finds it. It was not
+    late, so no time is among them.
+    """
+    kept = _kept(properties, _TIME_NAMES | {Property.DELAY})
+    return kept | {Property.REAL_TOPIC: topic, Property.REAL_QID: str(queue_id)}
+
+
 def _kept(properties: Mapping[str, str], left_out: frozenset[str]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if name not in left_out}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from mqtemplate.delay.divert import TimerLimits, divert, divert_to_timer, strip_broker_properties
+from mqtemplate.delay.divert import TimerLimits, delivered_at_once, divert, divert_to_timer, strip_broker_properties
 from mqtemplate.delay.recall_handle import decode_handle
 from mqtemplate.delay.settings import DelayLevels
 from mqtemplate.engine.group_rules import FIRST_RETRY_LEVEL, SentBack
@@ -316,6 +316,8 @@ class DraftMaker:
                 kept = copy_properties(properties, *DELAY_PROPERTIES)
                 diverted = divert_to_timer(kept, topic, queue_id, now_ms, latest_ms, self._limits)
         if diverted is None:
+            if Property.PENDING_KEY in properties:
+                properties = delivered_at_once(properties, topic, queue_id)
             return topic, queue_id, encode_properties(properties), -1
         return diverted.topic, diverted.queue_id, encode_properties(diverted.properties), diverted.delay_ms
 

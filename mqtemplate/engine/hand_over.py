@@ -66,7 +66,6 @@ from mqtemplate.topics import (
     HAND_OVER_MOVED_TOPIC,
     HAND_OVER_TOPIC,
     RETRY_TOPIC_PREFIX,
-    is_application_topic,
     is_in_namespace,
     is_system_group,
 )
@@ -230,7 +229,7 @@ class LocalHandOver:
                 )
             self._topics.create(HAND_OVER_TOPIC, 1)
             self._topics.create(HAND_OVER_MOVED_TOPIC, 1)
-            names = topics or [name for name in self._topics.names() if is_application_topic(name)]
+            names = topics or self._topics.application_topics()
             members = groups or [name for name in self._offsets.groups() if not is_system_group(name)]
             _log.info("hand_over.started", target=target)
             started = self._save(

@@ -12,10 +12,12 @@ from typing import Any
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.topics import is_file_name
+from mqtemplate.topics import is_application_topic, is_file_name
 
 HAND_OVER_FILE = "config/handOver.json"
 """State of a hand-over to another broker. Few store directories have it."""
+_INHERIT = 1
+"""Bit of the permission of a topic from which new topics may inherit."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(\s*:)')
 
 
@@ -232,6 +234,14 @@ class TopicTable:
     def names(self) -> list[str]:
         """Return all topics."""
         return list(self._table)
+
+    def application_topics(self) -> list[str]:
+        """Return the topics to which applications send.
+
+        The topic of each broker and of each cluster, from which new topics may inherit, is none of them.
+        """
+        table = self._table
+        return [name for name in table if is_application_topic(name) and not int(table[name].get("perm", 0)) & _INHERIT]
 
     def count(self) -> int:
         """Return the number of topics."""

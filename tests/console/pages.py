@@ -69,7 +69,8 @@ class Answer:
     @property
     def text(self) -> str:
         """The text without tags, each run of spaces as one."""
-        return " ".join(unescape(re.sub(r"<[^>]+>", " ", self.html)).split()).replace(" ,", ",")
+        html = self.html.replace("<wbr>", "")
+        return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split()).replace(" ,", ",")
 
     @property
     def headers(self) -> dict[str, str]:
@@ -114,8 +115,16 @@ class Shop:
         given = {Property.KEYS: key, Property.TAGS: tag} | properties
         return self.broker.sends.send(Message(topic, body, {name: value for name, value in given.items() if value}))
 
-    def send_due(self, hours: float, key: str = "", topic: str = "reminders", tag: str = "", body: bytes = b"x") -> Any:
-        due = {Property.TIMER_DELAY_MS: str(round(hours * HOUR_MS))}
+    def send_due(
+        self,
+        hours: float,
+        key: str = "",
+        topic: str = "reminders",
+        tag: str = "",
+        body: bytes = b"x",
+        **properties: str,
+    ) -> Any:
+        due = {Property.TIMER_DELAY_MS: str(round(hours * HOUR_MS))} | properties
         return self.send(topic, body, key, tag, **due)
 
     def pending_keys(self) -> list[str | None]:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from mqtemplate import message_listener
 from mqtemplate.broker import ConsumerSpec
+from mqtemplate.message import Property
 from mqtemplate.pending import PendingQuery
+from mqtemplate.scheduling import scheduled
 from mqtemplate.selectors.tags import TagSelector
 from tests.console.browser import Visitor, chromium, served
-from tests.console.pages import SCRIPT, TOKEN, Shop, bill, open_shop, report
+from tests.console.pages import SCRIPT, TOKEN, CardRefusedError, Shop, bill, open_shop, report
 
 pytestmark = [pytest.mark.feature("14.2"), pytest.mark.slow]
 
@@ -43,10 +46,10 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         yield shop
 
 
-def late(shop: Shop) -> None:
+def late(shop: Shop, topic: str = "orders") -> None:
     """Have the listener handle a delayed message late."""
     shop.app.containers[0].pause()
-    shop.send_due(0.001, "late", topic="orders")
+    shop.send_due(0.001, "late", topic=topic)
     shop.harness.advance("1m")
     shop.app.containers[0].resume()
     shop.harness.advance("1s")
@@ -291,6 +294,108 @@ def test_times_are_in_the_zone_that_is_chosen(browser: Any, shop: Shop) -> None:
         user.await_parts()
         assert (times[1] in user.text, "from=1767229200000" in user.page.url) == (True, True)
         assert user.page.get_by_label("Due from").input_value().startswith("2026-01-01T06:00")
+        assert user.problems == []
+
+
+# --- long names ---------------------------------------------------------------------------------
+
+LETTERS = "".join("abcdefghijklmnopqrstuvwxyz0123456789"[number * 7 % 36] for number in range(250))
+LONG_TOPIC, LONG_GROUP = f"orders{LETTERS}"[:127], f"billing{LETTERS}"[:127]
+LONG_LISTENER, LONG_KEY, LONG_TAG = f"bill{LETTERS}"[:100], f"key{LETTERS}", f"tag{LETTERS}"[:120]
+
+
+@message_listener(topic=LONG_TOPIC, consumer_group=LONG_GROUP, id=LONG_LISTENER, max_reconsume_times=1)
+def bill_long_names(order: str) -> None:
+    if "refused" in order:
+        raise CardRefusedError(f"card of {LETTERS}")
+
+
+@scheduled(every="1d", name=f"report{LETTERS}"[:64])
+def report_long_names() -> None: ...
+
+
+CUT_TABLES = """() => [...document.querySelectorAll(".table")]
+    .filter((each) => each.scrollWidth > each.clientWidth + 1)
+    .map((each) => each.innerText.slice(0, 60))"""
+
+
+@pytest.fixture
+def long_shop(tmp_path: Path) -> Iterator[Shop]:
+    """A dashboard over messages whose names, keys and tags are as long as they may be, each of one word."""
+    with open_shop(tmp_path, components=(bill_long_names, report_long_names)) as shop:
+        for number in range(4):
+            tag = LONG_TAG if number % 2 else "paid"
+            shop.send_due(
+                number + 1, LONG_KEY, topic=LONG_TOPIC, tag=tag, **{Property.PENDING_KEY: f"{number}{LONG_KEY}"}
+            )
+        for number in range(2):
+            shop.send(LONG_TOPIC, f"refused {number}".encode(), LONG_KEY, LONG_TAG, **{f"name{LETTERS}"[:90]: LETTERS})
+        shop.harness.advance("30m")
+        late(shop, LONG_TOPIC)
+        shop.sign_in()
+        yield shop
+
+
+def find_cut_tables(user: Visitor, pages: dict[str, str], width: int) -> dict[str, list[str]]:
+    """Visit pages, and return the tables of each that are wider than their place."""
+    found = {}
+    for name, path in pages.items():
+        user.go(path)
+        user.await_parts()
+        user.check_width(name)
+        user.screenshot(SHOTS, f"long-{width}-{name}")
+        found[name] = user.page.evaluate(CUT_TABLES)
+    return {name: tables for name, tables in found.items() if tables}
+
+
+def test_long_names_push_no_column_out_of_sight(browser: Any, long_shop: Shop) -> None:
+    names = ("overview", "groups", "listeners")
+    with served(long_shop) as base:
+        user = visitor(browser, base, **DESKTOP)
+        user.go(f"/sign-in?token={TOKEN}")
+
+        assert find_cut_tables(user, {name: PAGES[name] for name in names}, 1280) == {}
+        assert user.problems == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_no_page_is_cut_by_long_names(browser: Any, long_shop: Shop, width: int) -> None:
+    sent = long_shop.page("/messages", topic=LONG_TOPIC).link(LONG_KEY)
+    due = long_shop.broker.delayed.pending(PendingQuery(topic=LONG_TOPIC)).messages[0]
+    pages = PAGES | {
+        "delayed-by-tag": f"/delayed?tag={LONG_TAG}",
+        "status": f"/delayed/status?topic={LONG_TOPIC}",
+        "messages": f"/messages?topic={LONG_TOPIC}",
+        "send": f"/messages/send?topic={LONG_TOPIC}",
+        "topic": f"/topics?name={LONG_TOPIC}",
+        "new-topic": "/topics/create",
+        "group": f"/groups?name={LONG_GROUP}",
+        "new-group": "/groups/create",
+        "dead-letters": f"/dead-letters?group={LONG_GROUP}",
+        "search": f"/search?q={LONG_TOPIC[:30]}",
+        "message": sent,
+        "pending": f"/message?id={due.msg_id}&topic={LONG_TOPIC}",
+        "dead-letter": long_shop.page("/dead-letters", group=LONG_GROUP).link(LONG_KEY),
+    }
+    with served(long_shop) as base:
+        user = visitor(browser, base, **PHONE if width < 400 else {"viewport": {"width": width, "height": 900}})
+        user.go(f"/sign-in?token={TOKEN}")
+        assert find_cut_tables(user, pages, width) == {}
+        for name, path, buttons in (
+            ("change", "/delayed", ["Cancel all"]),
+            ("purge", f"/dead-letters?group={LONG_GROUP}", ["Purge all", "Purge 2 dead letters"]),
+            ("delete-topic", f"/topics?name={LONG_TOPIC}", ["Delete"]),
+            ("delete-group", f"/groups?name={LONG_GROUP}", ["Delete"]),
+            ("changes", "/changes", []),
+        ):
+            user.go(path)
+            user.await_parts()
+            for button in buttons:
+                user.press(button)
+            user.screenshot(SHOTS, f"long-{width}-{name}")
+            assert user.page.evaluate(CUT_TABLES) == [], name
+
         assert user.problems == []
 
 

@@ -109,8 +109,9 @@ class Reader:
 
     def _shown(self, answer: Answer) -> list[str]:
         self._answer = answer
-        main = re.search(r"<main[^>]*>(.*)</main>", answer.html, re.DOTALL)
-        html = re.sub(r"<(script|svg|select)\b.*?</\1>", "", main[1] if main else answer.html, flags=re.DOTALL)
+        page = answer.html.replace("<wbr>", "")
+        main = re.search(r"<main[^>]*>(.*)</main>", page, re.DOTALL)
+        html = re.sub(r"<(script|svg|select)\b.*?</\1>", "", main[1] if main else page, flags=re.DOTALL)
         marked = _CELL_ENDS.sub(" · ", _LINE_ENDS.sub("\x00", html.replace("\n", " ")))
         lines = [" ".join(unescape(re.sub(r"<[^>]+>", " ", line)).split()) for line in marked.split("\x00")]
         lines = [re.sub(r"( ·)+", " ·", line).strip("· ") for line in lines]

@@ -6,7 +6,7 @@ import pytest
 
 from mqtemplate.broker import ConsumerSpec
 from mqtemplate.console.application import _reach_of
-from mqtemplate.console.rendering import environment
+from mqtemplate.console.rendering import environment, with_breaks
 from mqtemplate.console.site import time_of
 from mqtemplate.message import Property
 from mqtemplate.selectors.tags import TagSelector
@@ -236,6 +236,27 @@ def test_the_body_of_a_pending_message_and_of_a_dead_letter_can_be_downloaded(sh
         b'{"total": 30}',
         b"refused",
     ]
+
+
+@pytest.mark.parametrize(
+    ("page", "shown"),
+    [
+        (f"<td>{'a' * 32}</td>", f"<td>{'a' * 32}</td>"),
+        (f"<td>{'a' * 33} b</td>", f"<td>{'<wbr>'.join(['a' * 10] * 2 + ['a' * 13])} b</td>"),
+        (
+            f"<td>{'tests.console-page_' * 2}Error</td>",
+            "<td>tests.<wbr>console-<wbr>page_<wbr>tests.<wbr>console-<wbr>page_<wbr>Error</td>",
+        ),
+        (f"<td>{'&amp;' * 33}</td>", f"<td>{'<wbr>'.join(['&amp;' * 10] * 2 + ['&amp;' * 13])}</td>"),
+        (f'<a href="{"a" * 40}">x</a>', f'<a href="{"a" * 40}">x</a>'),
+        (f"<pre>{'a' * 40}\n</pre>", f"<pre>{'a' * 40}\n</pre>"),
+        (f'<option value="1">{"a" * 40}</option>', f'<option value="1">{"a" * 40}</option>'),
+        (f"<title>{'a' * 40}</title>{'b' * 20}", f"<title>{'a' * 40}</title>{'b' * 20}"),
+    ],
+)
+def test_a_word_that_is_longer_than_an_id_may_be_broken(page: str, shown: str) -> None:
+    """Not in an attribute, nor where a reader or a form takes each character."""
+    assert with_breaks(page) == shown
 
 
 def test_times_in_a_sentence_are_elements() -> None:

@@ -76,6 +76,17 @@ def test_moved_messages_keep_their_pending_key_and_decide_nothing(brokers: TwoBr
     assert pending.deliver_ms == since_ms + 900_000
 
 
+def test_a_message_that_is_due_when_it_arrives_counts_as_delivered_there(brokers: TwoBrokers) -> None:
+    moved = {Property.HAND_OVER: "1", Property.TIMER_DELIVER_MS: str(brokers.clock.now_ms() - 1_000)}
+    brokers.new.sends.send(Message(TOPIC, b"moved late", {Property.PENDING_KEY: "cart"} | moved))
+
+    later = brokers.new.sends.send(Message(TOPIC, b"later", KEYED))
+
+    assert [each.body for each in brokers.arrived()] == [b"moved late"]
+    assert later.pending is not None
+    assert later.pending.already_delivered
+
+
 @pytest.mark.parametrize("phase", [HandOverPhase.RUNNING, HandOverPhase.PAUSED, HandOverPhase.ABORTING])
 def test_the_old_broker_refuses_a_pending_key_until_the_hand_over_is_aborted(
     brokers: TwoBrokers, phase: HandOverPhase

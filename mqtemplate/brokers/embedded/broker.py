@@ -68,7 +68,7 @@ from mqtemplate.selectors.tags import Selector
 from mqtemplate.services import Service
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.store.tables import read_table
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_application_topic, is_system_group
+from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_group
 
 if TYPE_CHECKING:
     from mqtemplate.broker.hand_over import DelayLimits, FoundRecords
@@ -153,7 +153,7 @@ class EmbeddedBroker(Broker):
         return self.engine.routes.queues(topic)
 
     def topic_names(self) -> Sequence[str]:
-        return [topic for topic in self.topics.names() if is_application_topic(topic)]
+        return sorted(self.topics.application_topics())
 
     def expect_topics(self, topics: Iterable[str]) -> None:
         self.engine.routes.unknown.expect(topics)

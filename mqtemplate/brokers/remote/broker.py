@@ -29,7 +29,7 @@ from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import CreateTopicRequestHeader
-from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic, is_application_topic, is_reply_topic
+from mqtemplate.topics import AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, check_send_topic
 
 _log = get_logger("mqtemplate.remote")
 
@@ -84,8 +84,8 @@ class RemoteBroker(ClientBroker[ClusterClient]):
         create_topic(self._client.context, topic, queue_count, message_type)
 
     def topic_names(self) -> Sequence[str]:
-        names = self._client.context.routes.name_servers.topics()
-        return [topic for topic in names if is_application_topic(topic) and not is_reply_topic(topic)]
+        routes = self._client.context.routes
+        return [topic for topic in routes.name_servers.topics() if routes.has_applications(topic)]
 
     def expect_topics(self, topics: Iterable[str]) -> None:
         self._client.context.routes.unknown.expect(topics)

@@ -237,6 +237,40 @@ class PendingKeyContract:
         assert _outcome(results[0]) == PendingOutcome(PendingDecision.STORED, already_delivered=True)
         assert _outcome(results[1]) == PendingOutcome(PendingDecision.REPLACED, (str(results[0].handle),))
 
+    @pytest.mark.parametrize("name", [Property.TIMER_DELAY_MS, Property.TIMER_DELIVER_MS])
+    @pytest.mark.parametrize("rule", OnPending)
+    def test_a_message_that_is_due_when_it_arrives_was_delivered(
+        self, under_test: BrokerUnderTest, rule: OnPending, name: str
+    ) -> None:
+        """After a restart too. It has no handle, and it is not late."""
+        under_test.needs(Capability.PENDING_KEYS)
+        topic = under_test.topic()
+        due = {Property.TIMER_DELAY_MS: "0", Property.TIMER_DELIVER_MS: str(under_test.now_ms() - _HOUR_MS)}
+        properties = {name: due[name], Property.PENDING_KEY: _KEY, Property.ON_PENDING: rule.value}
+
+        at_once = under_test.send(topic, "at once", properties=properties)
+        message = under_test.take_one(under_test.join("billing", topic))
+        under_test.reopen()
+        result = _send(under_test, topic, "new", rule)
+
+        assert (_outcome(at_once), at_once.handle) == (PendingOutcome(PendingDecision.STORED), None)
+        assert (message.msg_id, message.deliver_timestamp) == (at_once.msg_id, None)
+        assert _outcome(result) == PendingOutcome(PendingDecision.STORED, already_delivered=True)
+
+    def test_a_message_that_is_due_when_it_arrives_replaces_the_pending_one(self, under_test: BrokerUnderTest) -> None:
+        under_test.needs(Capability.PENDING_KEYS)
+        topic = under_test.topic()
+        old = _send(under_test, topic, "old")
+
+        at_once = _send(under_test, topic, "at once", delay_ms=0)
+        listed = _pending(under_test, topic)
+        newer = _send(under_test, topic, "newer")
+
+        assert _outcome(at_once) == PendingOutcome(PendingDecision.REPLACED, (str(old.handle),))
+        assert listed == []
+        assert _outcome(newer) == PendingOutcome(PendingDecision.STORED, already_delivered=True)
+        assert under_test.take_one(under_test.join("billing", topic)).msg_id == at_once.msg_id
+
     def test_levels_and_timers_replace_each_other(self, under_test: BrokerUnderTest) -> None:
         under_test.needs(Capability.PENDING_KEYS)
         topic = under_test.topic()

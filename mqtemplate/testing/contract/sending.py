@@ -13,7 +13,7 @@ from mqtemplate.message import Message, MessageQueue, Property, SendSequence
 from mqtemplate.results import SendResult, SendStatus, SequencedResult
 from mqtemplate.testing.contract.under_test import BrokerUnderTest, bodies
 from mqtemplate.testing.recording import messages_in
-from mqtemplate.topics import SCHEDULE_TOPIC, SYSTEM_TOPICS
+from mqtemplate.topics import SCHEDULE_TOPIC, is_application_topic
 
 
 class SendContract:
@@ -89,13 +89,14 @@ class SendContract:
         assert [queue.queue_id for queue in under_test.broker.queues(topic)] == [0, 1, 2, 3, 4]
 
     def test_the_topics_of_applications_are_listed(self, under_test: BrokerUnderTest) -> None:
-        """For listeners with a pattern. Topics of RocketMQ itself, retries and dead letters are left out."""
+        """For listeners with a pattern. Topics of RocketMQ and its brokers, retries and dead letters are left out."""
         topic = under_test.topic()
 
         under_test.until(lambda: topic in under_test.broker.topic_names(), "the topic is listed")
 
         names = under_test.broker.topic_names()
-        assert [name for name in names if name.startswith("%") or name in SYSTEM_TOPICS] == []
+        assert [name for name in names if not is_application_topic(name)] == []
+        assert {queue.broker_name for queue in under_test.broker.queues(topic)}.isdisjoint(names)
 
     def test_a_deleted_topic_is_gone_with_its_messages(self, under_test: BrokerUnderTest) -> None:
         topic = under_test.topic(2)

@@ -23,7 +23,7 @@ from mqtemplate.remoting.protocol.bodies.route import BrokerData, ClusterInfo, Q
 from mqtemplate.remoting.protocol.codes import Perm, RequestCode, ResponseCode
 from mqtemplate.remoting.protocol.command import RemotingCommand
 from mqtemplate.remoting.protocol.headers.admin import DeleteTopicFromNamesrvRequestHeader, GetRouteInfoRequestHeader
-from mqtemplate.topics import AUTO_CREATE_TOPIC
+from mqtemplate.topics import AUTO_CREATE_TOPIC, is_application_topic
 
 _log = get_logger("mqtemplate.remote")
 
@@ -228,6 +228,7 @@ class RouteTable:
     _looked_up_ms: dict[str, int] = field(default_factory=dict, init=False)
     _missing_since_ms: dict[str, int] = field(default_factory=dict, init=False)
     _cluster: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
+    _cluster_names: frozenset[str] = field(default=frozenset(), init=False)
     _brokers: dict[str, Mapping[int, str]] = field(default_factory=dict, init=False)
 
     # --- topics --------------------------------------------------------------------------------
@@ -374,6 +375,10 @@ class RouteTable:
         except BrokerError:  # access control may forbid this request
             return list(self._routes)
 
+    def has_applications(self, topic: str) -> bool:
+        """Return True for a topic to which applications send. Each broker and each cluster has a topic of its name."""
+        return is_application_topic(topic) and topic not in self._brokers and topic not in self._cluster_names
+
     # --- brokers -------------------------------------------------------------------------------
 
     def load_cluster(self) -> ClusterInfo | BrokerError:
@@ -391,6 +396,7 @@ class RouteTable:
         except BrokerError as exc:
             return exc
         self._cluster = {name: dict(data.broker_addrs) for name, data in cluster.broker_addr_table.items()}
+        self._cluster_names = frozenset(cluster.cluster_addr_table)
         self._note_brokers(self._cluster)
         self._remove_unused_brokers()
         return cluster
