@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move folders of one process, then files with long tests to the front, for an even end. Skip what cannot run."""
     if PATIENCE_S > 60:
         multiply_limits(items, PATIENCE_S // 60)
-    long_files = {item.path for item in items if any(map(item.get_closest_marker, _LONG))}
+    long_files = {item.path for item in items if any(marker.name in _LONG for marker in item.iter_markers())}
     items.sort(key=lambda item: (not item.nodeid.startswith(_SHARED), item.path not in long_files))
     spark_tests = [item for item in items if item.get_closest_marker("spark")]
     reason = _why_not_spark() if spark_tests else None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mqtemplate.brokers import EmbeddedBroker
 from tests.programs import run_python
 
 NEVER = (
@@ -73,6 +74,56 @@ MOST_OF_THE_LIBRARY = {
 }
 MOST_UNTIL_A_MESSAGE = 216
 
+OF_AN_APPLICATION = ("dependency_injector", "mqtemplate.context.application", "mqtemplate.listener.container")
+"""Modules of programs with listeners and injection."""
+OF_CONNECTIONS = ("mqtemplate.brokers.remote.broker", "mqtemplate.remoting.protocol", "mqtemplate.server.broker_server")
+"""Modules of programs that talk to others."""
+WHEN_IT_RUNS = (
+    "email.feedparser",
+    "http.client",
+    "importlib.metadata",
+    "jinja2",
+    "numpy",
+    "pydantic",
+    "rich",
+    "structlog",
+    "yaml",
+    "mqtemplate.brokers",
+    "mqtemplate.context.settings",
+    "mqtemplate.listener",
+    "mqtemplate.operations",
+)
+"""Modules that commands import when they run. The help imports the modules of all commands."""
+COMMANDS = {
+    "help": (("--help",), (*OF_AN_APPLICATION, *OF_CONNECTIONS, *WHEN_IT_RUNS), 50),
+    "a command for a directory": (
+        ("delayed", "ls", "--name-server", "embedded:{store}"),
+        (*OF_AN_APPLICATION, *OF_CONNECTIONS, "rich", "structlog"),
+        185,
+    ),
+    "a broker": (
+        ("broker", "--store", "{store}", "--listen", "127.0.0.1:0", "--name-server", "none"),
+        (*OF_AN_APPLICATION, "mqtemplate.brokers.remote.broker", "mqtemplate.grpc_protos", "mqtemplate.template"),
+        242,
+    ),
+}
+"""Words of a command, modules that it must not have, and the most modules of the library that it may have."""
+
+_COMMAND = """
+import contextlib, io, signal, sys
+from mqtemplate.cli.main import main
+
+class Output(io.StringIO):
+    def write(self, text):
+        if "press Ctrl-C to stop" in text:  # the broker listens
+            signal.raise_signal(signal.SIGTERM)
+        return super().write(text)
+
+with contextlib.redirect_stdout(Output()):
+    code = main({words!r})
+assert code == 0, code
+"""
+
 FIRST_MESSAGE = """
 import threading
 from mqtemplate import MQApplication, message_listener
@@ -116,9 +167,34 @@ def test_an_embedded_application_delivers_a_message_without_the_parts_that_it_do
     assert len(of_the_library(modules)) <= MOST_UNTIL_A_MESSAGE, of_the_library(modules)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_loads_nothing_that_it_does_not_need(name: str, tmp_path: Path) -> None:
+    words, missing, most = COMMANDS[name]
+    with EmbeddedBroker(tmp_path / "store"):
+        pass
+
+    modules = modules_after(_COMMAND.format(words=[word.format(store=tmp_path / "store") for word in words]))
+
+    assert modules.isdisjoint(missing), sorted(modules & set(missing))
+    assert len(of_the_library(modules)) <= most, of_the_library(modules)
+
+
+def test_the_end_of_a_command_collects_no_garbage_among_its_modules() -> None:
+    program = (
+        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count())); from mqtemplate.cli import main"
+    )
+
+    of_a_process = run_python(Path("/"), "-c", f"{program}; main()", "--version")
+    of_a_caller = run_python(Path("/"), "-c", f"{program}; main(['--version'])")
+
+    assert int(of_a_process.stdout.split()[-1]) > 10_000, of_a_process
+    assert int(of_a_caller.stdout.split()[-1]) == 0, of_a_caller
+
+
 def test_the_names_in_the_lists_are_modules() -> None:
     """A module that was renamed would never be found among the loaded ones."""
-    names = {name for name in (*NEVER, *BEFORE_CREATION) if name.startswith("mqtemplate.")}
+    of_commands = [name for _, missing, _ in COMMANDS.values() for name in missing]
+    names = {name for name in (*NEVER, *BEFORE_CREATION, *of_commands) if name.startswith("mqtemplate.")}
     root = Path(__file__).parents[1]
 
     for name in names:

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -233,9 +232,6 @@ def cluster_of(settings: AppSettings) -> RemoteBroker | None:
     Raises:
         ConfigurationError: They choose a proxy.
     """
-    from mqtemplate.brokers.remote.broker import RemoteBroker
-    from mqtemplate.context.settings.clients import remote_settings
-
     if settings.is_proxy:
         raise ConfigurationError(
             "rocketmq.endpoints names a proxy, and RocketMQ's gRPC protocol administers nothing; name the name server "
@@ -244,6 +240,9 @@ def cluster_of(settings: AppSettings) -> RemoteBroker | None:
     addresses = cluster_addresses(settings)
     if addresses is None:
         return None
+    from mqtemplate.brokers.remote.broker import RemoteBroker
+    from mqtemplate.context.settings.clients import remote_settings
+
     chosen = remote_settings(settings)
     if chosen.pending_index is None:
         chosen = dataclasses.replace(chosen, pending_index=_index_path(chosen.name_servers, chosen.namespace))
@@ -404,6 +403,8 @@ TOP = typer.Typer(
 
 def _show_version(is_given: bool) -> None:
     if is_given:
+        from importlib.metadata import version
+
         print_line(f"mqtemplate {version('mqtemplate')}")
         raise typer.Exit
 

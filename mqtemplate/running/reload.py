@@ -11,11 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from mqtemplate.clock import Clock, SystemClock
-from mqtemplate.context.application import MQApplication
 from mqtemplate.context.config.files import ENV_FILE
-from mqtemplate.context.injection.application_context import ApplicationContext
 from mqtemplate.context.logging import change_level
 from mqtemplate.context.settings.app import AppSettings
 from mqtemplate.context.settings.broker import acl_settings
@@ -27,6 +26,10 @@ from mqtemplate.remoting.protocol.bodies.own_requests import ReloadedConfig
 from mqtemplate.server.acl.access import AccessControl
 from mqtemplate.server.acl.settings import AclSettings
 from mqtemplate.services import PeriodicService, Service, ServiceRunner
+
+if TYPE_CHECKING:  # a server has no application
+    from mqtemplate.context.application import MQApplication
+    from mqtemplate.context.injection.application_context import ApplicationContext
 
 _log = get_logger("mqtemplate.config")
 

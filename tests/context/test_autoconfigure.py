@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import types
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 import pytest
 import structlog
@@ -12,7 +16,7 @@ from mqtemplate.broker import Broker
 from mqtemplate.brokers import EmbeddedBroker
 from mqtemplate.clock import VirtualClock
 from mqtemplate.context import ApplicationContext, AppSettings, AutoConfiguration, MQApplication, has_handlers
-from mqtemplate.context.autoconfigure import GROUP
+from mqtemplate.context.autoconfigure import GROUP, find_starters
 from mqtemplate.errors import ConfigurationError
 
 IN_MEMORY = {"rocketmq.name-server": "embedded:memory"}
@@ -181,6 +185,33 @@ def test_an_entry_point_without_a_starter_is_an_error(
 def test_two_starters_with_one_name_are_refused(report_of: Callable[..., Report]) -> None:
     with pytest.raises(ConfigurationError, match="two starters are called 'audit'"):
         report_of(AuditAutoConfiguration, AuditAutoConfiguration)
+
+
+def install(folder: Path, name: str) -> None:
+    """Write what pip writes for a distribution with one starter."""
+    metadata = folder / f"{name}-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n", "utf-8")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {__name__}:AuditAutoConfiguration\n", "utf-8")
+
+
+def test_a_starter_that_is_installed_while_the_process_runs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The starters are read again only if a folder of the import path has changed, or the path."""
+    monkeypatch.setitem(sys.modules, __name__, types.SimpleNamespace(AuditAutoConfiguration=AuditAutoConfiguration))
+    before = set(find_starters())
+
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "first")
+    os.utime(tmp_path, (0, 0))
+    assert set(find_starters()) == {*before, "first"}
+
+    install(tmp_path, "second")
+    assert set(find_starters()) == {*before, "first", "second"}
+
+    monkeypatch.undo()
+    assert set(find_starters()) == before
 
 
 @pytest.mark.feature("C7")

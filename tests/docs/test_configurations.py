@@ -17,6 +17,7 @@ import sys
 import tomllib
 import types
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Block:
     page: str
     fence: Fence
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The program that reads the block."""
         language, text = self.fence.language, self.fence.text
@@ -64,6 +65,7 @@ class Block:
         return "docker" if language == "dockerfile" else "unknown"
 
 
+@cache
 def blocks() -> list[Block]:
     found = [(page.relative_to(ROOT).as_posix(), fence) for page in PAGES for fence in fences(page)]
     return [Block(page, fence) for page, fence in found if fence.language in LANGUAGES]

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mqtemplate.broker import Capability
 from mqtemplate.cli.invocation import TOP, CommandCall, cluster_of, command
 
 if TYPE_CHECKING:
-    from mqtemplate.broker import Broker
+    from mqtemplate.broker import Broker, Capability
     from mqtemplate.context.settings.app import AppSettings
     from mqtemplate.message import Message
     from mqtemplate.operations import BrokerAccess
@@ -68,6 +67,8 @@ def capabilities_of(settings: AppSettings) -> tuple[str, frozenset[Capability]]:
 
 def capability_report(found: Mapping[str, frozenset[Capability]]) -> str:
     """Return a table: one line per capability, one column per broker. A star marks the differences."""
+    from mqtemplate.broker import Capability
+
     width = max(len(capability.value) for capability in Capability) + 2
     lines = [" " * (width + 2) + "  ".join(found)]
     for capability in Capability:

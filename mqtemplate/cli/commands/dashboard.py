@@ -18,12 +18,12 @@ import typer
 from mqtemplate.cli.invocation import TOKEN_FILE_HELP, TOP, CommandCall, cluster_of, command, refuse_token, token_of
 from mqtemplate.cli.output import print_line
 from mqtemplate.clock import SystemClock
-from mqtemplate.console.client import ActuatorClient
 from mqtemplate.context.config.masking import masked_text
 from mqtemplate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mqtemplate.console.access import Access
+    from mqtemplate.console.client import ActuatorClient
     from mqtemplate.console.dashboard import DashboardServer
     from mqtemplate.console.fleet import Place
     from mqtemplate.console.site import ServedPages
@@ -112,6 +112,8 @@ class ShownPlaces:
         return found
 
     def _actuator(self, call: CommandCall, name: str, url: str, applications: Mapping[str, str]) -> ActuatorClient:
+        from mqtemplate.console.client import ActuatorClient
+
         if not url.startswith(("http://", "https://")):
             raise typer.BadParameter(f"must be http://host:port, got {masked_text(url)!r}", param_hint="--app")
         files = _named("--app-token-file", self.application_token_file)
@@ -146,6 +148,7 @@ def _named(option: str, values: Sequence[str]) -> dict[str, str]:
 
 def _configured_place(call: CommandCall, place: PlaceSettings) -> Place:
     """Return a place of ``mqtemplate.dashboard.places``."""
+    from mqtemplate.console.client import ActuatorClient
     from mqtemplate.console.fleet import Place
 
     source = documents = None

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from pydantic import SecretBytes, SecretStr
-
 HIDDEN = "********"
 
 _SECRET_PART = re.compile(
@@ -65,6 +63,8 @@ def masked(value: Any, name: str = "") -> Any:
     Args:
         name: Name of its key.
     """
+    from pydantic import SecretBytes, SecretStr  # the help of the command line needs the texts only
+
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, SecretStr | SecretBytes) or is_secret_name(name):

@@ -26,6 +26,7 @@ _STARTS = (
     "mqtemplate.spark.listening.connect",
 )
 _COPIED = "annotated_types"  # a small module, which the settings of brokers import
+_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # equal modules are an equal zip
 
 
@@ -86,8 +87,10 @@ def _imports(file: Path) -> Iterator[str]:
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield all nodes outside of ``if TYPE_CHECKING``."""
+    """Yield all statements outside of ``if TYPE_CHECKING``."""
     for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, _STATEMENTS):  # most nodes are expressions
+            continue
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             continue
         yield node
