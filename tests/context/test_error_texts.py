@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,13 @@ FACTS = ("there is ", "there are ", "it is ", "it was ", "got ", "they are ")
 """Beginnings of a sentence that tells a fact. What to do tells an action, or asks a question."""
 
 
-def written_texts() -> Iterator[tuple[str, str]]:
-    """Yield place and text of each error that the source raises, with the fields of the text in braces."""
+@cache
+def written_texts() -> dict[str, str]:
+    """Return the texts of the errors that the source raises by their places, with the fields of a text in braces."""
+    return dict(_written_texts())
+
+
+def _written_texts() -> Iterator[tuple[str, str]]:
     for path in sorted([*(ROOT / "mqtemplate").rglob("*.py"), *(ROOT / "starters").rglob("*.py")]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMES:
@@ -47,7 +53,7 @@ def is_balanced(text: str) -> bool:
 
 
 def test_both_parts_of_each_text_are_whole() -> None:
-    texts = dict(written_texts())
+    texts = written_texts()
     assert len(texts) > 300
 
     broken = {place: text for place, text in texts.items() if not all(map(is_balanced, split_advice(text)))}
@@ -58,7 +64,9 @@ def test_both_parts_of_each_text_are_whole() -> None:
 def test_at_the_start_the_advice_is_an_action() -> None:
     """Texts of the packages whose errors end a start."""
     of_start = ("context/", "listener/", "cli/", "store/", "spark/", "remoting/tls", "remoting/sockets", "starters/")
-    texts = {place: text for place, text in written_texts() if place.removeprefix("mqtemplate/").startswith(of_start)}
+    texts = {
+        place: text for place, text in written_texts().items() if place.removeprefix("mqtemplate/").startswith(of_start)
+    }
     assert len(texts) > 150
 
     facts = {place: advice for place, text in texts.items() if (advice := split_advice(text)[1]).startswith(FACTS)}
