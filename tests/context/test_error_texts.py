@@ -64,7 +64,9 @@ def test_both_parts_of_each_text_are_whole() -> None:
 def test_at_the_start_the_advice_is_an_action() -> None:
     """Texts of the packages whose errors end a start."""
     of_start = ("context/", "listener/", "cli/", "store/", "spark/", "remoting/tls", "remoting/sockets", "starters/")
-    texts = {place: text for place, text in written_texts().items() if place.removeprefix("mqtemplate/").startswith(of_start)}
+    texts = {
+        place: text for place, text in written_texts().items() if place.removeprefix("mqtemplate/").startswith(of_start)
+    }
     assert len(texts) > 150
 
     facts = {place: advice for place, text in texts.items() if (advice := split_advice(text)[1]).startswith(FACTS)}
