@@ -443,6 +443,17 @@ class Fleet:
         self._copy.rename(self._copy.with_name("copy-moved"))
         self._copy.touch()
 
+    def restart_broker(self, **copy: str | None) -> None:
+        """Start the server again, with other settings of its copy; None removes a setting."""
+        file = self.folder / "broker" / "application.yml"
+        settings = json.loads(file.read_text())
+        changed = settings["mqtemplate"]["copy"] | copy
+        settings["mqtemplate"]["copy"] = {name: value for name, value in changed.items() if value is not None}
+        file.write_text(json.dumps(settings))
+        self.broker.end()
+        self.broker.start()
+        until(lambda: "listens on" in self.broker.output(), "the server listens")
+
     def mend_copy(self) -> None:
         self._copy.unlink()
         self._copy.with_name("copy-moved").rename(self._copy)
@@ -459,6 +470,17 @@ class Fleet:
         self._taken.unlink()
         self.broker.end()
         self.broker.start()
+
+    def delete_messages(self, cause: Callable[[], object]) -> None:
+        """Let something happen, and wait until the server has deleted messages before their time because of it."""
+        name = "mqtemplate_store_forcibly_deleted_total"
+        before = self._value(name)
+        cause()
+        until(lambda: self._value(name) > before, "messages are deleted")
+
+    def _value(self, query: str) -> float:
+        """Return the largest value of a query; 0 if it finds none."""
+        return max((float(each["value"][1]) for each in self._ask(f"query?query={query}")["result"]), default=0)
 
     def fill_disk(self, up_to: float, s_per_mib: float) -> None:
         """Let another program use the disk of the server up to a part."""

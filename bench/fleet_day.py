@@ -219,13 +219,21 @@ def _of_clocks(fleet: Fleet) -> Iterator[Incident]:
 
 
 def _of_the_copy(fleet: Fleet) -> Iterator[Incident]:
-    behind, fails, refused, old, silent, grows, gone = (
+    behind, fails, refused, old, silent, grows, fenced, gone = (
         Alert(f"Mqtemplate{name}", "broker")
         for name in (
             *("CopyBehind", "CopyFails", "CopyRefused", "CopySnapshotOld", "CopyFollowerSilent", "CopyLagGrows"),
-            "ProcessGone",
+            *("CopyFenced", "ProcessGone"),
         )
     )
+
+    def lose_lease() -> None:
+        fleet.restart_broker(lease="20s")
+        fleet.break_copy()
+
+    def have_no_lease() -> None:
+        fleet.mend_copy()
+        fleet.restart_broker(lease=None)
 
     def store() -> None:
         fleet.break_copy()
@@ -238,6 +246,7 @@ def _of_the_copy(fleet: Fleet) -> Iterator[Incident]:
     yield Incident("follower of the copy is killed", [silent], fleet.kill_follower, fleet.stop_follower)
     yield Incident("copy cannot be written", [fails, behind, old], fleet.break_copy, fleet.mend_copy)
     yield Incident("more is stored than copied", [grows, fails, behind], store, copy_again, [old])
+    yield Incident("lease of the copy is over", [fenced, fails], lose_lease, have_no_lease, [behind, old, gone])
     # The server reads the epochs with its signs of life, each twenty seconds. It is restarted for the repair.
     yield Incident("copy is taken over", [refused], fleet.take_over_copy, fleet.give_copy_back, [behind, old, gone], 5)
 
@@ -254,6 +263,7 @@ def _of_the_disk(fleet: Fleet) -> Iterator[Incident]:
             "MessagesRefused",
         )
     )
+    unread = Alert("MqtemplateUnreadMessagesDeleted")
     yield Incident(
         "disk fills, 2 MiB a second",
         [fills, near, full],
@@ -272,7 +282,21 @@ def _of_the_disk(fleet: Fleet) -> Iterator[Incident]:
         [near, refused, deleted, full],
         fill,
         fleet.empty_disk,
-        [fills, in_a_day, Alert("MqtemplateUnreadMessagesDeleted")],
+        [fills, in_a_day, unread],
+    )
+
+    def outrun_copy() -> None:
+        fleet.break_copy()
+        fleet.delete_messages(fill)
+        fleet.mend_copy()
+
+    copies = [Alert(f"Mqtemplate{name}", "broker") for name in ("CopyBehind", "CopyFails", "CopySnapshotOld")]
+    yield Incident(
+        "disk is full, and the copy fails",
+        [Alert("MqtemplateCopyGap", "broker")],
+        outrun_copy,
+        fleet.empty_disk,
+        [near, refused, deleted, full, fills, in_a_day, *copies, unread],
     )
 
 
