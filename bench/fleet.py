@@ -22,7 +22,7 @@ from bench.measure import scratch_folder
 from bench.peer.rocketmq import free_port
 from mqtemplate.brokers import RemoteBroker, RemoteSettings
 from mqtemplate.clock import SystemClock
-from mqtemplate.message import Message
+from mqtemplate.message import Message, Property
 
 RULES = Path(__file__).parents[1] / "docs" / "grafana" / "alerts.yml"
 TOKEN = "fleet-day-token-of-loopback"
@@ -33,6 +33,9 @@ _THRESHOLDS = {
     "_behind_seconds) > 300": "_behind_seconds) > 15",
     "_group_lag) > 1000": "_group_lag) > 100",
     "_overdue_seconds) > 3600": "_overdue_seconds) > 15",
+    "]))) > 60": "]))) > 5",
+    "_copy_lag_bytes) > 67108864": "_copy_lag_bytes) > 32768",
+    "_silent_seconds) > 300": "_silent_seconds) > 60",
 }
 _LIMIT_S = 180.0
 _SHORTEST_WINDOW_S = 4 * SCRAPE_S
@@ -48,8 +51,9 @@ with open(sys.argv[1], "wb", 0) as file:
 
 APPLICATION = """
 import time
+from contextlib import suppress
 from pathlib import Path
-from mqtemplate import DeadLetter, MQApplication, message_listener
+from mqtemplate import DeadLetter, MQApplication, MQTemplateError, RocketMQTemplate, message_listener
 
 SLOW, BEHIND, FAILS, HANGS = map(Path(__file__).with_name, ("slow", "behind", "fails", "hangs"))
 if BEHIND.exists():  # the clock of this process, for all that reads it
@@ -63,6 +67,9 @@ def handle(order: str) -> None:
         raise DeadLetter("no such customer")
     if FAILS.exists():
         raise OSError("the shop's database does not answer")
+    if order == "forward":
+        with suppress(MQTemplateError):
+            app.get(RocketMQTemplate).sync_send("{name}-forwards", order)
     while HANGS.exists():
         time.sleep(0.5)
     if SLOW.exists():
@@ -153,6 +160,7 @@ class Fleet:
         self._disk: Program | None = None
         self._filler: Program | None = None
         self._copy = folder / "copy"
+        self.follower = self._follower()
         self._stops_sending = threading.Event()
         self.broker = self._broker()
         self.applications = {name: self._application(name) for name in ("shop", "mail")}
@@ -215,6 +223,12 @@ class Fleet:
             return []
         self._disk = disk
         return ["nsenter", "-t", str(disk.process.pid), "-m", "-W", str(folder)]
+
+    def _follower(self) -> Program:
+        folder = self.folder / "follower"
+        folder.mkdir()
+        command = [sys.executable, "-m", "mqtemplate", "broker", "--follow", self._copy.as_uri(), "--store", "standby"]
+        return Program(command, folder, "follower")
 
     def _application(self, name: str) -> Program:
         folder = self._settings(name)
@@ -301,11 +315,11 @@ class Fleet:
             for _ in range(count):
                 broker.sends.send(Message(topic, body))
 
-    def listener(self, action: str) -> None:
-        """Pause or resume the listener of the shop, in both workers."""
+    def listener(self, action: str, **values: int) -> None:
+        """Pause or resume the listener of the shop, or change its number of handlers, in both workers."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ports['shop']}/actuator/listeners/shop",
-            json.dumps({"action": action}).encode(),
+            json.dumps({"action": action, **values}).encode(),
             {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=10):
@@ -320,19 +334,72 @@ class Fleet:
         for each in self._held:
             each.close()
 
-    def start_sending(self, topic: str, rate: float) -> None:
+    def start_sending(self, topic: str, rate: float, body: str = "good", delay_ms: int = 0) -> None:
         """Send so many messages a second until `stop_sending`."""
         self._stops_sending.clear()
+        properties = {Property.TIMER_DELAY_MS: str(delay_ms)} if delay_ms else {}
 
         def send() -> None:
             with RemoteBroker(RemoteSettings(name_servers=(self.names,))) as broker:
                 while not self._stops_sending.wait(1 / rate):
-                    broker.sends.send(Message(topic, b"good"))
+                    broker.sends.send(Message(topic, body.encode(), dict(properties)))
 
         threading.Thread(target=send, daemon=True).start()
 
     def stop_sending(self) -> None:
         self._stops_sending.set()
+
+    def set_writable(self, topic: str, is_writable: bool) -> None:
+        """Create a topic, and let clients send to it or not."""
+        with RemoteBroker(RemoteSettings(name_servers=(self.names,))) as broker:
+            broker.create_topic(topic, 1)
+            broker.admin().set_topic_rights(topic, is_readable=True, is_writable=is_writable)
+
+    @property
+    def _store(self) -> Path:
+        """The directory of the store, which may be on a disk that only the server sees."""
+        store = self.folder / "broker" / "store"
+        if self._disk is None or self._disk.process is None:
+            return store
+        return Path(f"/proc/{self._disk.process.pid}/root{store}")
+
+    def damage_delayed_message(self, topic: str, delay_ms: int) -> None:
+        """Send a delayed message, and change a byte of its body in the commit log."""
+        body = os.urandom(16).hex().encode()
+        with RemoteBroker(RemoteSettings(name_servers=(self.names,))) as broker:
+            broker.sends.send(Message(topic, body, {Property.TIMER_DELAY_MS: str(delay_ms)}))
+        [(path, at)] = [
+            (path, data.index(body))
+            for path in (self._store / "commitlog").iterdir()
+            if body in (data := path.read_bytes())
+        ]
+        self._damaged = path, at, body[:1]
+        self._write_byte(path, at, b"?")
+
+    def mend_delayed_message(self) -> None:
+        """Write the byte again: a broker that starts checks its newest records."""
+        self._write_byte(*self._damaged)
+
+    def _write_byte(self, path: Path, at: int, byte: bytes) -> None:
+        with path.open("r+b", 0) as file:
+            file.seek(at)
+            file.write(byte)
+
+    def start_follower(self) -> None:
+        """Start a process that keeps another directory current from the copy."""
+        self.follower.start()
+        until(lambda: "current until" in self.follower.output(), "the follower is current")
+
+    def kill_follower(self) -> None:
+        """Kill a follower that was current, after the broker has read that it is."""
+        self.start_follower()
+        until(lambda: self._ask("query?query=mqtemplate_copy_follower_silent_seconds")["result"], "the broker knows it")
+        self.follower.end(signal.SIGKILL)
+
+    def stop_follower(self) -> None:
+        """Start the follower again, and stop it in order."""
+        self.start_follower()
+        self.follower.end(signal.SIGINT)
 
     def module(self, name: str) -> Path:
         """Return the module of an application."""
@@ -376,6 +443,17 @@ class Fleet:
         self._copy.rename(self._copy.with_name("copy-moved"))
         self._copy.touch()
 
+    def restart_broker(self, **copy: str | None) -> None:
+        """Start the server again, with other settings of its copy; None removes a setting."""
+        file = self.folder / "broker" / "application.yml"
+        settings = json.loads(file.read_text())
+        changed = settings["mqtemplate"]["copy"] | copy
+        settings["mqtemplate"]["copy"] = {name: value for name, value in changed.items() if value is not None}
+        file.write_text(json.dumps(settings))
+        self.broker.end()
+        self.broker.start()
+        until(lambda: "listens on" in self.broker.output(), "the server listens")
+
     def mend_copy(self) -> None:
         self._copy.unlink()
         self._copy.with_name("copy-moved").rename(self._copy)
@@ -393,11 +471,20 @@ class Fleet:
         self.broker.end()
         self.broker.start()
 
+    def delete_messages(self, cause: Callable[[], object]) -> None:
+        """Let something happen, and wait until the server has deleted messages before their time because of it."""
+        name = "mqtemplate_store_forcibly_deleted_total"
+        before = self._value(name)
+        cause()
+        until(lambda: self._value(name) > before, "messages are deleted")
+
+    def _value(self, query: str) -> float:
+        """Return the largest value of a query; 0 if it finds none."""
+        return max((float(each["value"][1]) for each in self._ask(f"query?query={query}")["result"]), default=0)
+
     def fill_disk(self, up_to: float, s_per_mib: float) -> None:
         """Let another program use the disk of the server up to a part."""
-        assert self._disk is not None
-        assert self._disk.process is not None
-        self._filled = Path(f"/proc/{self._disk.process.pid}/root{self.folder / 'broker' / 'store' / 'other.bin'}")
+        self._filled = self._store / "other.bin"
         usage = shutil.disk_usage(self._filled.parent)
         count = int(up_to * usage.total - usage.used) // _MIB
         command = [sys.executable, "-c", _FILL, str(self._filled), str(count), str(s_per_mib)]
@@ -431,6 +518,7 @@ def started(scale: float) -> Iterator[Fleet]:
         fleet = Fleet(folder.resolve(), scale)
         stack.callback(fleet.end_disk)
         stack.callback(fleet.end_filler)
+        stack.callback(fleet.follower.end)
         stack.callback(fleet.stop_sending)
         try:
             fleet.start(stack)

@@ -6,7 +6,7 @@ A server, two applications of two workers each (`mqtemplate run`), and Prometheu
 docs/grafana/alerts.yml, all on loopback. The durations in the rules are divided by *scale*, and some thresholds are
 lower, so that an alert that takes ten minutes comes after twenty seconds. Each line: the incident, its alerts with the
 time until each fired, further alerts that it may fire, the time from the repair until all ended; and faults: alerts
-that did not fire, that fire for another incident, or that do not end. All incidents take about a quarter of an hour;
+that did not fire, that fire for another incident, or that do not end. All incidents take about twenty minutes;
 the script ends by itself, and ends only processes that it has started.
 
 The disk of the server is a ``tmpfs`` in a mount namespace of its own, which takes root; without it the incidents of the
@@ -56,6 +56,7 @@ def incidents(fleet: Fleet) -> Iterator[Incident]:
     yield Incident("nothing", [], _nothing, _nothing, watched_s=_QUIET_S)
     yield from _of_processes(fleet)
     yield from _of_groups(fleet)
+    yield from _of_messages(fleet)
     yield from _of_clocks(fleet)
     if shutil.which("openssl"):
         yield Incident(
@@ -158,6 +159,43 @@ def _of_groups(fleet: Fleet) -> Iterator[Incident]:
     )
 
 
+def _of_messages(fleet: Fleet) -> Iterator[Incident]:
+    slow, topic = fleet.folder / "shop" / "slow", "shop-forwards"
+
+    def refuse() -> None:
+        fleet.set_writable(topic, is_writable=False)
+        fleet.start_sending("shop-orders", 5, "forward")
+
+    def accept() -> None:
+        fleet.stop_sending()
+        fleet.set_writable(topic, is_writable=True)
+
+    def be_late() -> None:
+        slow.touch()
+        fleet.listener("concurrency", number=1)
+        fleet.start_sending("shop-orders", 5, delay_ms=1_000)
+
+    def be_on_time() -> None:
+        fleet.stop_sending()
+        fleet.listener("concurrency", number=20)
+        slow.unlink()
+
+    yield Incident("sends of a handler are refused", [Alert("MqtemplateSendsFail", "shop")], refuse, accept)
+    yield Incident(
+        "more delayed messages than consumed",
+        [Alert("MqtemplateDeliveriesLate", "shop")],
+        be_late,
+        be_on_time,
+        [Alert(f"Mqtemplate{name}", "shop") for name in ("GroupBehind", "LagGrows")],
+    )
+    yield Incident(
+        "record of a delayed message is damaged",
+        [Alert("MqtemplateReleasesPoison", "broker")],
+        lambda: fleet.damage_delayed_message("mail-orders", 5_000),
+        fleet.mend_delayed_message,
+    )
+
+
 def _of_clocks(fleet: Fleet) -> Iterator[Incident]:
     of_messages = "MqtemplateClockSkewOfMessages"
 
@@ -181,11 +219,34 @@ def _of_clocks(fleet: Fleet) -> Iterator[Incident]:
 
 
 def _of_the_copy(fleet: Fleet) -> Iterator[Incident]:
-    behind, fails, refused, old, gone = (
+    behind, fails, refused, old, silent, grows, fenced, gone = (
         Alert(f"Mqtemplate{name}", "broker")
-        for name in ("CopyBehind", "CopyFails", "CopyRefused", "CopySnapshotOld", "ProcessGone")
+        for name in (
+            *("CopyBehind", "CopyFails", "CopyRefused", "CopySnapshotOld", "CopyFollowerSilent", "CopyLagGrows"),
+            *("CopyFenced", "ProcessGone"),
+        )
     )
+
+    def lose_lease() -> None:
+        fleet.restart_broker(lease="20s")
+        fleet.break_copy()
+
+    def have_no_lease() -> None:
+        fleet.mend_copy()
+        fleet.restart_broker(lease=None)
+
+    def store() -> None:
+        fleet.break_copy()
+        fleet.start_sending("mail-orders", 4, os.urandom(500).hex())
+
+    def copy_again() -> None:
+        fleet.stop_sending()
+        fleet.mend_copy()
+
+    yield Incident("follower of the copy is killed", [silent], fleet.kill_follower, fleet.stop_follower)
     yield Incident("copy cannot be written", [fails, behind, old], fleet.break_copy, fleet.mend_copy)
+    yield Incident("more is stored than copied", [grows, fails, behind], store, copy_again, [old])
+    yield Incident("lease of the copy is over", [fenced, fails], lose_lease, have_no_lease, [behind, old, gone])
     # The server reads the epochs with its signs of life, each twenty seconds. It is restarted for the repair.
     yield Incident("copy is taken over", [refused], fleet.take_over_copy, fleet.give_copy_back, [behind, old, gone], 5)
 
@@ -202,6 +263,7 @@ def _of_the_disk(fleet: Fleet) -> Iterator[Incident]:
             "MessagesRefused",
         )
     )
+    unread = Alert("MqtemplateUnreadMessagesDeleted")
     yield Incident(
         "disk fills, 2 MiB a second",
         [fills, near, full],
@@ -220,7 +282,21 @@ def _of_the_disk(fleet: Fleet) -> Iterator[Incident]:
         [near, refused, deleted, full],
         fill,
         fleet.empty_disk,
-        [fills, in_a_day, Alert("MqtemplateUnreadMessagesDeleted")],
+        [fills, in_a_day, unread],
+    )
+
+    def outrun_copy() -> None:
+        fleet.break_copy()
+        fleet.delete_messages(fill)
+        fleet.mend_copy()
+
+    copies = [Alert(f"Mqtemplate{name}", "broker") for name in ("CopyBehind", "CopyFails", "CopySnapshotOld")]
+    yield Incident(
+        "disk is full, and the copy fails",
+        [Alert("MqtemplateCopyGap", "broker")],
+        outrun_copy,
+        fleet.empty_disk,
+        [near, refused, deleted, full, fills, in_a_day, *copies, unread],
     )
 
 

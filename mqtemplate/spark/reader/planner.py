@@ -21,11 +21,10 @@ from mqtemplate.spark.records.offsets import (
     from_spark,
     limited,
 )
-from mqtemplate.topics import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqtemplate.topics import RETRY_TOPIC_PREFIX, is_application_topic
 from mqtemplate.user_code import did_you_mean
 
 _log = get_logger("mqtemplate.spark")
-_NOT_BY_PATTERN = (SCHEDULE_TOPIC, TIMER_TOPIC, RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
 
 
 class StoreReader:
@@ -99,7 +98,7 @@ class StoreReader:
         options = self._options
         if options.topic_pattern is not None:
             if not self._topics():
-                topics = ", ".join(sorted(self._blocks.topics())) or "none"
+                topics = ", ".join(self._application_topics()) or "none"
                 pattern = options.topic_pattern.pattern
                 yield f"no topic matches {pattern!r} in the {options.location}; its topics are: {topics}"
             return
@@ -121,8 +120,11 @@ class StoreReader:
         pattern = self._options.topic_pattern
         if pattern is None:
             return self._options.topics
-        topics = (topic for topic in sorted(self._blocks.topics()) if not topic.startswith(_NOT_BY_PATTERN))
-        return tuple(topic for topic in topics if pattern.fullmatch(topic))
+        return tuple(topic for topic in self._application_topics() if pattern.fullmatch(topic))
+
+    def _application_topics(self) -> list[str]:
+        """Return the topics that a pattern may match. A half message, for one, may be rolled back."""
+        return sorted(filter(is_application_topic, self._blocks.topics()))
 
     def _is_assigned(self, queue: MessageQueue) -> bool:
         assigned = self._options.assigned

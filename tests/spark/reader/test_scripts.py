@@ -54,6 +54,10 @@ class Reads:
             message = Message(topic, bytes(int(size)), properties)
             self.broker.sends.send(message, MessageQueue(topic, self.broker.name, int(queue)))
 
+    def half(self, topic: str) -> None:
+        """Send a message in a transaction that is open."""
+        self.broker.sends.send_half(Message(topic, b"half"), "producers")
+
     def cancel_first(self, topic: str) -> None:
         """Send three messages that are delayed, and cancel the first."""
         handles = [self.broker.sends.send(Message(topic, b"%d" % n, {"DELAY": "5"})).handle for n in range(3)]
