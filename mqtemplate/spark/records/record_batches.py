@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from binascii import hexlify
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, cached_property
 from itertools import accumulate, pairwise, repeat
 from typing import Any
@@ -19,16 +20,13 @@ from mqtemplate.message import Property, offset_msg_id
 from mqtemplate.numbers import parse_number
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
-from mqtemplate.record.columns import RecordColumns, checks, gather
+from mqtemplate.record.columns import RecordColumns, gather
 from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import CHECK_NAME, SysFlag
 from mqtemplate.spark.records.blocks import RecordBlock
 
-_TO_ZERO = np.uint32(0x6DD9_0A9D)
-"""``crc32(x + w)`` is 0 if the four bytes *w*, the lowest first, are ``crc32(x) ^ _TO_ZERO``, and for no other *w*."""
-
-_SUM_SIZE = 4
 _POLYNOMIAL = 0xEDB8_8320
+_WORD = 4
 LARGEST_IN_RUN = 2_048
 """Largest body whose `top_bits` are computed: above it, a sum of its own takes less time."""
 
@@ -47,19 +45,18 @@ def top_bits(cells: pa.Array) -> npt.NDArray[np.uint32]:
     end only, and of a bit that depends on the length only.
     """
     offsets, data = cell_parts(cells)
-    lengths = np.diff(offsets)
+    lengths, starts = np.diff(offsets), offsets[:-1]
     from_end, of_length = _parity_bits()
-    known, rows = np.unique(lengths, return_inverse=True)
-    if len(known) == 1 and known[0]:
-        found = np.bitwise_xor.reduce(data.reshape(len(lengths), -1) & from_end[-known[0] :], axis=1)
-    else:
-        masks = pa.array([from_end[len(from_end) - length :].tobytes() for length in known.tolist()], pa.binary())
-        _, mask = cell_parts(masks.take(pa.array(rows)))
-        # An empty cell would get the bits of the next one.
-        found, filled = np.zeros(len(lengths), np.uint8), lengths > 0
-        found[filled] = np.bitwise_xor.reduceat(mask & data, offsets[:-1][filled]) if len(data) else 0
+    found: npt.NDArray[np.uint8] = np.zeros(len(lengths), np.uint8)
+    if len(data) and (lengths == lengths[0]).all():
+        counted = data.reshape(len(lengths), -1) & from_end[-lengths[0] :]
+        found = np.bitwise_xor.reduceat(counted.reshape(-1), starts)
+    elif len(data):
+        filled = lengths > 0  # an empty cell would get the bits of the next one
+        counted = data & cell_parts(_ends_of_parity_bits().take(pa.array(lengths)))[1]
+        found[filled] = np.bitwise_xor.reduceat(counted, starts[filled])
     for shift in (4, 2, 1):
-        found = found ^ (found >> shift)
+        found ^= found >> np.uint8(shift)
     bits: npt.NDArray[np.uint32] = ((found & 1) ^ of_length[lengths]).astype(np.uint32)
     return bits
 
@@ -75,29 +72,52 @@ def _parity_bits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
     return np.packbits(bits)[::-1].copy(), np.array([crc >> 31 for crc in of_length], np.uint8)
 
 
-def run_matches(cells: pa.Array, order: Sequence[int], sums: Sequence[npt.NDArray[np.uint32]]) -> bool:
-    """Return True if parts of each row have the stated CRC-32s: one sum over all rows.
+@cache
+def _ends_of_parity_bits() -> pa.Array:
+    """Return the bits that count in a cell of each length, from 0 to the largest."""
+    from_end, _ = _parity_bits()
+    return pa.array(
+        [from_end[LARGEST_IN_RUN - length :].tobytes() for length in range(LARGEST_IN_RUN + 1)], pa.binary()
+    )
 
-    After each part there are four bytes that take the sum to 0, if it is the stated one. So the next part begins as if
-    it were the first, and the last sum is 0 too. A wrong part leaves another sum, and no later byte can make 0 of it
-    again. Several wrong parts cancel each other in one of 2**32 cases, as any error may go undetected.
+
+def run_matches(cells: pa.Array, sums: npt.NDArray[np.uint32]) -> bool:
+    """Return True if rows have the stated CRC-32s: one sum over all rows.
+
+    The sum of each row is combined by XOR with the first four bytes of the next one, and removed again afterwards. It
+    takes the register to the value that it starts with. So each row begins as if it were the first, and the sum over
+    all rows is that of the last one. A wrong row leaves another register, and no later byte can correct it. Several
+    wrong rows cancel each other in one of 2**32 cases, as any error may go undetected.
+
+    Returns:
+        False also if a row has one to three bytes: then each row must be compared.
 
     Args:
-        cells: The cells of all rows; the first one of a row has four bytes.
-        order: Numbers of the cells of a row. The first cell stands for a sum, except at the start.
-        sums: The stated sums: for each place of one in *order*, those of all rows.
+        cells: The cells of all rows, the same number in each row. No other array uses their memory.
+        sums: One for each row.
     """
-    count = len(sums[0])
-    width, places = len(cells) // count, [at for at, number in enumerate(order) if at and not number]
-    rows = np.arange(0, width * count, width)
-    taken = cells.take(pa.array((rows[:, None] + np.array(order)).reshape(-1)))
-    offsets, data = cell_parts(taken)
-    words: npt.NDArray[np.uint32] = np.ndarray(
-        (len(data) - _SUM_SIZE + 1,), "<u4", buffer=taken.buffers()[2], strides=(1,)
-    )
-    for place, stated in zip(places, sums, strict=True):
-        words[offsets[place :: len(order)][:count]] = stated ^ _TO_ZERO  # no other array uses this memory
-    return crc32(data) == 0
+    offsets, data = cell_parts(cells)
+    offsets = offsets[:: len(cells) // len(sums)]
+    lengths = np.diff(offsets)
+    if not lengths.all():  # the sum of a row without bytes is 0
+        if sums[lengths == 0].any():
+            return False
+        offsets, sums, lengths = (
+            np.append(offsets[:-1][lengths > 0], offsets[-1]),
+            sums[lengths > 0],
+            lengths[lengths > 0],
+        )
+    if not len(sums):
+        return True
+    if lengths.min() < _WORD:
+        return False
+    words: npt.NDArray[np.uint32] = np.ndarray((len(data) - _WORD + 1,), "<u4", buffer=data.data, strides=(1,))
+    size = int(lengths[0])
+    following = slice(size, None, size) if (lengths == size).all() else offsets[1:-1]
+    words[following] ^= sums[:-1]
+    found = crc32(data)
+    words[following] ^= sums[:-1]
+    return bool(found == sums[-1])
 
 
 _log = get_logger("mqtemplate.spark")
@@ -125,8 +145,6 @@ ARROW_SCHEMA = pa.schema(
 
 _FIRST_MS, _LAST_MS = -62_135_510_400_000, 253_402_214_400_000  # the years 1 to 9999, less a day for time zones
 _U8 = np.uint64
-_AROUND_BODY = (1, 3, 4)
-"""Numbers of the cells that a check covers, after the first one."""
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
@@ -160,9 +178,9 @@ class Records:
         CorruptRecordError: A record is damaged.
     """
 
-    # A record has six cells: its size, the other fields of its header, body, topic and lengths, properties, and the
-    # check with the bytes up to the next record.
-    BODY, TOPIC, PROPERTIES, _CELLS = 2, 3, 4, 6
+    # A record has five cells: its header, body, topic and lengths, properties, and the check with the bytes up to the
+    # next record.
+    HEADER, BODY, TOPIC, PROPERTIES, _CELLS = 0, 1, 2, 3, 5
 
     def __init__(self, block: RecordBlock, max_body_bytes: int = MAX_BODY_BYTES, *, check_crcs: bool = True) -> None:
         self._block = block
@@ -175,51 +193,48 @@ class Records:
         )
         self._fields = fields = RecordColumns(self._data, self._at, self._sizes, block.physical_offsets, self._require)
         self._has_check, self._properties_end = fields.has_check, fields.properties_end
-        starts = (self._at, self._at + _SUM_SIZE, fields.body_at, fields.body_end, fields.properties_at)
-        self._all_cells = adjacent_cells(self._data, *starts, fields.properties_end)
+        starts = (self._at, fields.body_at, fields.body_end, fields.properties_at, fields.properties_end)
+        self._all_cells = adjacent_cells(self._data, *starts)
         if check_crcs:
-            self._check_crcs()
+            self._check_bodies()
+            self._check_other_bytes()
 
-    def _check_crcs(self) -> None:
-        """Compare the CRC of each body, and of the other bytes where a check states it.
+    def _check_bodies(self) -> None:
+        """Compare the CRC of each body: by one sum if all are small, and one by one if that is another one."""
+        bodies, fields = self.cells(self.BODY), self._fields
+        if (fields.body_end - fields.body_at).max() <= LARGEST_IN_RUN:
+            sums = fields.heads["body_crc"].astype(np.uint32) | top_bits(bodies) << np.uint32(31)
+            if run_matches(bodies, sums):
+                return
+        self._require(crcs(bodies) & 0x7FFF_FFFF == fields.heads["body_crc"], "its body does not match its CRC-32")
 
-        Small bodies and checks are compared by one sum over all rows, and one by one only if it is another one.
-        """
-        order, sums = list[int](), list[npt.NDArray[np.uint32]]()
-        has_small_bodies = bool((self._fields.body_end - self._fields.body_at).max() <= LARGEST_IN_RUN)
-        if has_small_bodies:
-            highest = top_bits(self.cells(self.BODY)) << np.uint32(31)
-            order, sums = [self.BODY, 0], [self._fields.heads["body_crc"].astype(np.uint32) | highest]
-        else:
-            self._check_each_body()
+    def _check_other_bytes(self) -> None:
+        """Compare the CRC of the bytes around each body where a check states it."""
+        if not self._has_check.any():
+            return
         stated, is_exact = self._stated_checks()
-        has_checks = bool(is_exact.all())
-        if has_checks:
-            order, sums = [0, *_AROUND_BODY, 0, *order], [stated, *sums]
-        if sums and not run_matches(self._all_cells, order, sums):
-            self._check_each_body()
-            has_checks = False
-        if not has_checks and self._has_check.any():
-            rest = crcs(pc.binary_join_element_wise(*map(self.cells, (0, *_AROUND_BODY)), b""))
-            for row in np.flatnonzero(self._has_check & ~(is_exact & (stated == rest))).tolist():
-                self._parse_alone(row)
-
-    def _check_each_body(self) -> None:
-        bodies = crcs(self.cells(self.BODY)) & 0x7FFF_FFFF
-        self._require(bodies == self._fields.heads["body_crc"], "its body does not match its CRC-32")
+        if is_exact.all():
+            fields = self._fields
+            cells = adjacent_cells(self._data, self._at, fields.body_at, fields.body_end, fields.properties_end)
+            if run_matches(cells.take(pa.array(np.arange(0, len(cells), 2))), stated):
+                return
+        around = pc.binary_join_element_wise(*map(self.cells, (self.HEADER, self.TOPIC, self.PROPERTIES)), b"")
+        for row in np.flatnonzero(self._has_check & ~(is_exact & (stated == crcs(around)))).tolist():
+            self._parse_alone(row)
 
     def _stated_checks(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """Return the sum in the check of each record, and True where there is a check for its offset.
 
-        Other characters than digits may give a number, too: so the check is compared as bytes.
+        Other characters than digits may give a number, too: so the digits are compared as bytes.
         """
-        if not self._has_check.any():
-            return np.zeros(len(self._at), np.uint32), self._has_check
-        tails = self._fields.tails
-        stated = _hex8(tails[:, layout.CHECK_CRC_AT : layout.CHECK_OFFSET_AT])
-        written = tails.view(f"V{layout.CHECK_SIZE}")[:, 0]
-        expected = checks(stated.astype(np.int64), self._block.physical_offsets).view(written.dtype)[:, 0]
-        return stated.astype(np.uint32), self._has_check & (written == expected)
+        digits = np.ascontiguousarray(self._fields.tails[:, layout.CHECK_CRC_AT : -1])
+        numbers = np.empty((len(digits), 2), ">u4")
+        numbers[:, 0] = _hex8(digits[:, : layout.CHECK_OFFSET_AT - layout.CHECK_CRC_AT])
+        numbers[:, 1] = self._block.physical_offsets & 0xFFFF_FFFF
+        expected, is_exact = hexlify(numbers.data), self._has_check & (self._fields.tails[:, -1] == _PAIR_END)
+        if digits.tobytes() != expected:
+            is_exact &= (digits == np.frombuffer(expected, np.uint8).reshape(digits.shape)).all(axis=1)
+        return numbers[:, 0].astype(np.uint32), is_exact
 
     def _parse_alone(self, row: int) -> None:
         """Check one record with `parse_record`: the bytes of a check may also be a property that was copied."""
