@@ -72,7 +72,7 @@ def gather(data: Rows, kind: str | np.dtype[Any], at: NDArray[np.int64]) -> NDAr
     plain = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype  # numpy copies a struct field by field
     last = len(data) - dtype.itemsize
     every: NDArray[Any] = np.ndarray((max(last + 1, 0),), plain, buffer=data.data, strides=(1,))
-    return every[np.clip(at, 0, last)].view(dtype)
+    return every[np.minimum(np.maximum(at, 0), last)].view(dtype)
 
 
 # --- checksums of rows ------------------------------------------------------------------------------
