@@ -12,8 +12,8 @@ pa = pytest.importorskip("pyarrow")
 
 import numpy as np  # noqa: E402
 
-from mqtemplate.spark.records import record_batches  # noqa: E402
-from mqtemplate.spark.records.record_batches import (  # noqa: E402
+from mqtemplate.spark.records import arrow_arrays  # noqa: E402
+from mqtemplate.spark.records.arrow_arrays import (  # noqa: E402
     LARGEST_IN_RUN,
     crcs,
     run_matches,
@@ -79,4 +79,4 @@ def test_checksums_are_computed_by_the_extra_speed_if_it_is_installed() -> None:
     """They take a sixth of the time of a read."""
     zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
 
-    assert vars(record_batches)["crc32"] is zlib_ng.crc32
+    assert vars(arrow_arrays)["crc32"] is zlib_ng.crc32
