@@ -19,7 +19,7 @@ from typing import Any
 from pyspark import daemon
 
 _MODULES = (
-    *("numpy", "pyarrow", "pyarrow.compute", "pyspark.worker", "pyspark.sql.worker.plan_data_source_read"),
+    *("numpy", "pandas", "pyarrow", "pyarrow.compute", "pyspark.worker", "pyspark.sql.worker.plan_data_source_read"),
     "mqtemplate.spark.reader.source",
 )
 
