@@ -76,7 +76,7 @@ def test_one_wrong_bit_in_any_row_or_sum_is_noticed(rows: list[tuple[bytes, byte
 
 
 def test_checksums_are_computed_by_the_extra_speed_if_it_is_installed() -> None:
-    """They take a sixth of the time of a read."""
+    """They take a tenth of the time of a read."""
     zlib_ng = pytest.importorskip("zlib_ng.zlib_ng")
 
     assert vars(arrow_arrays)["crc32"] is zlib_ng.crc32
