@@ -25,8 +25,11 @@ Extra: TypeAlias = int | NDArray[np.int64]
 """A number for all records, or one for each."""
 
 HEAD_DTYPE = np.dtype(layout.HEAD_FIELDS)  # type: ignore[call-overload]
+_IPV4_HEAD_DTYPE = np.dtype(layout.IPV4_HEAD_FIELDS)  # type: ignore[call-overload]
 _CHECK_START = np.frombuffer(layout.CHECK_START, np.uint8)
-_CHECK_NAME = np.void(layout.CHECK_START)
+# The first eight bytes of a check as a number of this machine, without its first digit.
+(_CHECK_NAME,) = np.frombuffer(layout.CHECK_START.ljust(8, b"\0"), np.uint64)
+(_NAME_BITS,) = np.frombuffer(b"\xff" * len(layout.CHECK_START) + b"\0", np.uint64)
 
 # --- rows and columns -------------------------------------------------------------------------------
 
@@ -69,7 +72,7 @@ def gather(data: Rows, kind: str | np.dtype[Any], at: NDArray[np.int64]) -> NDAr
     plain = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype  # numpy copies a struct field by field
     last = len(data) - dtype.itemsize
     every: NDArray[Any] = np.ndarray((max(last + 1, 0),), plain, buffer=data.data, strides=(1,))
-    return every[np.clip(at, 0, last)].view(dtype)
+    return every[np.minimum(np.maximum(at, 0), last)].view(dtype)
 
 
 # --- checksums of rows ------------------------------------------------------------------------------
@@ -148,7 +151,7 @@ class RecordColumns:
             raises an error, or notes the record: then its columns have any values.
 
     Attributes:
-        heads: Of `HEAD_DTYPE`.
+        heads: Of `HEAD_DTYPE`, up to the body of a record with IPv4 hosts.
         sys_flags: The sys flag of each record.
         tail_at: Position of the reconsume times; prepared transaction offset and body length follow.
         ends: Positions after the records.
@@ -167,48 +170,57 @@ class RecordColumns:
     ) -> None:
         self.data = data
         self.at, self.ends = at, at + sizes
-        self.heads = gather(data, HEAD_DTYPE, at)
-        magic = self.heads["magic"].astype(np.int32)
-        is_v2 = magic == MAGIC_V2
+        self.heads = gather(data, _IPV4_HEAD_DTYPE, at)
+        magic = self.heads["magic"]
+        is_v1 = magic == MAGIC_V1
+        has_v2 = not is_v1.all()
+        is_v2 = magic == MAGIC_V2 if has_v2 else False
         require(self.heads["size"] == sizes, "its length is not the one in the consume queue")
-        require((magic == MAGIC_V1) | is_v2, "it has no magic code of a record")
+        require(is_v1 | is_v2, "it has no magic code of a record")
         require(self.heads["physical_offset"] == physical_offsets, "its own physical offset is another one")
         self.sys_flags = self.heads["sys_flag"].astype(np.int32)
         self._born_extra: Extra = 0
         hosts_extra: Extra = 0
-        if (self.sys_flags & layout.HOST_FLAGS).any():
+        self._has_ipv6 = bool((self.sys_flags & layout.HOST_FLAGS).any())
+        if self._has_ipv6:
             self._born_extra = np.where(self.sys_flags & SysFlag.BORN_HOST_V6, V6_EXTRA, 0)
             hosts_extra = self._born_extra + np.where(self.sys_flags & SysFlag.STORE_HOST_V6, V6_EXTRA, 0)
         self.tail_at = at + (layout.RECONSUME_TIMES_AT + hosts_extra)
         self.body_at = at + (BODY_AT + hosts_extra)
-        # From here on the lengths before the fields: body, topic, properties.
-        ends, reason = self.ends, "the lengths inside it do not add up"
-        has_v2 = bool(is_v2.any())
-        topic_length_size: Extra = np.where(is_v2, 2, 1) if has_v2 else 1
-        require(self.body_at + (topic_length_size + 2) <= ends, reason)
-        body_lengths = gather(data, ">i4", self.body_at - 4).astype(np.int64)
+        # The lengths before the fields: body, topic, properties. If one is wrong, so are the next ones, and their sum.
+        body_lengths = self._after_hosts("body_length", self.body_at - 4)
         self.body_end = self.body_at + body_lengths
-        require((body_lengths >= 0) & (self.body_end + (topic_length_size + 2) <= ends), reason)
         topic_lengths = gather(data, "u1", self.body_end).astype(np.int64)
+        topic_length_size: Extra = 1
         if has_v2:
+            topic_length_size = np.where(is_v2, 2, 1)
             topic_lengths = np.where(is_v2, gather(data, ">u2", self.body_end).astype(np.int64), topic_lengths)
         self.topic_at = self.body_end + topic_length_size
         self.topic_end = self.topic_at + topic_lengths
-        require(self.topic_end + 2 <= ends, reason)
         self.properties_at = self.topic_end + 2
         properties_lengths = gather(data, ">i2", self.topic_end).astype(np.int64)
-        require((properties_lengths >= 0) & (self.properties_at + properties_lengths == ends), reason)
+        require(
+            (body_lengths >= 0) & (properties_lengths >= 0) & (self.properties_at + properties_lengths == self.ends),
+            "the lengths inside it do not add up",
+        )
         # Never in valid properties: the last sectors of the record were not written.
-        check_at = ends - CHECK_SIZE
+        check_at = self.ends - CHECK_SIZE
         self.tails: Rows = gather(data, f"V{CHECK_SIZE}", check_at).view(np.uint8).reshape(-1, CHECK_SIZE)
-        require((self.properties_at == ends) | (self.tails[:, -1] != 0), "its end is missing")
-        names = np.ascontiguousarray(self.tails[:, : layout.CHECK_CRC_AT]).view(_CHECK_NAME.dtype)[:, 0]
+        require((self.tails[:, -1] != 0) | (self.properties_at == self.ends), "its end is missing")
+        names = self.tails.view(np.uint64)[:, 0] & _NAME_BITS
         self.has_check: NDArray[np.bool_] = (names == _CHECK_NAME) & (check_at >= self.properties_at)
-        self.properties_end = ends - np.where(self.has_check, CHECK_SIZE, 0)
+        self.properties_end = np.where(self.has_check, check_at, self.ends)
+
+    def _after_hosts(self, name: str, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return a number of each header whose position *at* depends on the addresses before it."""
+        if self._has_ipv6:
+            return gather(self.data, _IPV4_HEAD_DTYPE[name], at).astype(np.int64)
+        numbers: NDArray[np.int64] = self.heads[name].astype(np.int64)
+        return numbers
 
     @property
     def store_timestamps(self) -> NDArray[np.int64]:
-        return gather(self.data, ">i8", self.at + (layout.STORE_TIMESTAMP_AT + self._born_extra)).astype(np.int64)
+        return self._after_hosts("store_timestamp", self.at + (layout.STORE_TIMESTAMP_AT + self._born_extra))
 
     @property
     def store_host_at(self) -> NDArray[np.int64]:
@@ -217,12 +229,12 @@ class RecordColumns:
 
     @property
     def reconsume_times(self) -> NDArray[np.int32]:
-        return gather(self.data, ">i4", self.tail_at).astype(np.int32)
+        return self._after_hosts("reconsume_times", self.tail_at).astype(np.int32)
 
     @property
     def prepared_transaction_offsets(self) -> NDArray[np.int64]:
         at = self.tail_at + (layout.PREPARED_OFFSET_AT - layout.RECONSUME_TIMES_AT)
-        return gather(self.data, ">i8", at).astype(np.int64)
+        return self._after_hosts("prepared_transaction_offset", at)
 
 
 class RecordBatch:

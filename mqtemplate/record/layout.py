@@ -42,6 +42,8 @@ Source: RocketMQ ``common: MessageDecoder``, ``store: MessageExtEncoder``.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from typing import Any
 
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
@@ -134,9 +136,23 @@ _HEAD_FIELDS = (
     ("sys_flag", ">i4", SYS_FLAG_AT),
     ("born_timestamp", ">i8", BORN_TIMESTAMP_AT),
 )
-_NAMES, _FORMATS, _OFFSETS = map(list, zip(*_HEAD_FIELDS, strict=True))
-HEAD_FIELDS = {"names": _NAMES, "formats": _FORMATS, "offsets": _OFFSETS, "itemsize": BORN_HOST_AT}
+_FIELDS_AFTER_HOSTS = (
+    ("store_timestamp", ">i8", STORE_TIMESTAMP_AT),
+    ("reconsume_times", ">i4", RECONSUME_TIMES_AT),
+    ("prepared_transaction_offset", ">i8", PREPARED_OFFSET_AT),
+    ("body_length", ">i4", BODY_LENGTH_AT),
+)
+
+
+def _numpy_fields(fields: Iterable[tuple[str, str, int]], size: int) -> dict[str, Any]:
+    names, formats, offsets = map(list, zip(*fields, strict=True))
+    return {"names": names, "formats": formats, "offsets": offsets, "itemsize": size}
+
+
+HEAD_FIELDS = _numpy_fields(_HEAD_FIELDS, BORN_HOST_AT)
 """Fields before the born host, as ``numpy.dtype`` takes them. (A client imports this module, but needs no numpy.)"""
+IPV4_HEAD_FIELDS = _numpy_fields((*_HEAD_FIELDS, *_FIELDS_AFTER_HOSTS), BODY_AT)
+"""The same, with those up to the body of a record with IPv4 hosts."""
 
 _SIZE_AND_MAGIC = struct.Struct(">ii")
 read_size_and_magic = _SIZE_AND_MAGIC.unpack_from

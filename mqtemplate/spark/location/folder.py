@@ -9,7 +9,7 @@ import os
 import socket
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -60,6 +60,40 @@ class LogWindow:
     data: npt.NDArray[np.uint8]
 
 
+class MappedFiles:
+    """Commit log files that are mapped, at most so many bytes, and at least the last one.
+
+    A task reads one queue after the other, and the records of all queues are in the same files. The kernel needs longer
+    to map the pages of a file again than to copy the bodies of its records. A copy in another process is empty.
+    """
+
+    MAX_BYTES = 1 << 30
+
+    def __init__(self) -> None:
+        self._windows: dict[tuple[int, ...], LogWindow] = {}
+
+    def __reduce__(self) -> tuple[type[MappedFiles], tuple[()]]:
+        return MappedFiles, ()
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def window(self, segment: FileSpan) -> LogWindow:
+        """Return the mapping of a file; a new one if there is another file at this path now.
+
+        Raises:
+            CorruptRecordError: The file is empty.
+        """
+        with _open(segment.path) as fd:
+            found = os.fstat(fd)
+            key = (segment.start, found.st_dev, found.st_ino, found.st_size)
+            window = self._windows.pop(key, None) or _map(segment, fd)
+        self._windows[key] = window  # the last one was used last
+        while len(self._windows) > 1 and sum(len(each.data) for each in self._windows.values()) > self.MAX_BYTES:
+            del self._windows[next(iter(self._windows))]
+        return window
+
+
 class StoreFolder:
     """Consume queues and commit log of a folder, for a reader that does not own them.
 
@@ -73,13 +107,15 @@ class StoreFolder:
 
     Args:
         store: Folder of an embedded broker that was started at least once, or of a RocketMQ broker.
+        mapped: Files that are mapped already.
 
     Raises:
         SparkError: The folder does not exist, or is not a store.
     """
 
-    def __init__(self, store: str | Path) -> None:
+    def __init__(self, store: str | Path, mapped: MappedFiles | None = None) -> None:
         self.store = absolute_path(store)
+        self._mapped = MappedFiles() if mapped is None else mapped
         self._log_folder = self.store / "commitlog"
         self._queue_folder = self.store / "consumequeue"
         if not any((self.store / name).exists() for name in _STORE_ENTRIES):
@@ -204,7 +240,7 @@ class StoreFolder:
                 )
             beyond = starts[index + 1] if index + 1 < len(starts) else np.iinfo(np.int64).max
             stop = int(np.searchsorted(physical_offsets, beyond))
-            yield _map(segments[index]), slice(at, stop)
+            yield self._mapped.window(segments[index]), slice(at, stop)
             at = stop
 
     def make_durable(self, physical_start: int, physical_end: int) -> None:
@@ -282,10 +318,9 @@ def _first_true(count: int, predicate: Callable[[int], bool]) -> int:
     return bisect_left(range(count), True, key=predicate)
 
 
-def _map(segment: FileSpan) -> LogWindow:
+def _map(segment: FileSpan, fd: int) -> LogWindow:
     try:
-        with _open(segment.path) as fd:
-            mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+        mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
     except ValueError as exc:
         raise CorruptRecordError(segment.path, segment.start, "the file is empty") from exc
     return LogWindow(segment.start, segment.path, np.frombuffer(mapping, np.uint8))
@@ -373,10 +408,11 @@ class FolderBlocks:
     store: str
     broker_name: str
     _durable_until: int = 0
+    _mapped: MappedFiles = field(default_factory=MappedFiles, repr=False, compare=False)
 
     @property
     def _folder(self) -> StoreFolder:
-        return StoreFolder(self.store)
+        return StoreFolder(self.store, self._mapped)
 
     # --- queues and offsets --------------------------------------------------------------------
 

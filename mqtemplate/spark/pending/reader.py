@@ -28,8 +28,9 @@ from mqtemplate.spark.location.connection import open_broker
 from mqtemplate.spark.location.folder import StoreFolder
 from mqtemplate.spark.location.location import CLIENT_OPTIONS, PATH, BrokerLocation
 from mqtemplate.spark.location.option_values import known_options, milliseconds
+from mqtemplate.spark.records.arrow_arrays import number_column, timestamp_column
 from mqtemplate.spark.records.blocks import MAX_ROWS, RecordBlock, pieces
-from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, Records, number_column, timestamp_column
+from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, Records
 from mqtemplate.topics import SCHEDULE_TOPIC
 
 _ATTRIBUTES = {

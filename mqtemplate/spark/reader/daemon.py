@@ -9,6 +9,7 @@ no failure, and this daemon is silent about it.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from pyspark import daemon
 
 _MODULES = (
-    *("numpy", "pyarrow", "pyarrow.compute", "pyspark.worker", "pyspark.sql.worker.plan_data_source_read"),
+    *("numpy", "pandas", "pyarrow", "pyarrow.compute", "pyspark.worker", "pyspark.sql.worker.plan_data_source_read"),
     "mqtemplate.spark.reader.source",
 )
 
@@ -26,10 +27,13 @@ _MODULES = (
 def preload(worker_module: str | None) -> None:
     """Import the modules of the source, and the one that the workers of this daemon run.
 
-    Tests count the threads afterwards: a fork copies only one of them.
+    Spark collects garbage after each task, and the modules have some hundred thousand objects: no collection visits
+    them any more. Tests count the threads afterwards: a fork copies only one of them.
     """
     for name in (*_MODULES, *((worker_module,) if worker_module else ())):
         importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 def without_broken_pipes(worker: Callable[..., int]) -> Callable[..., int]:

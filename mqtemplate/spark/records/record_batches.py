@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, cached_property
-from itertools import accumulate, pairwise, repeat
+from binascii import hexlify
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,95 +14,29 @@ import pyarrow.compute as pc
 
 from mqtemplate.errors import BodyTooLargeError, ConversionError, CorruptRecordError
 from mqtemplate.event_log import get_logger
-from mqtemplate.hashes import crc32
 from mqtemplate.message import Property, offset_msg_id
-from mqtemplate.numbers import parse_number
 from mqtemplate.record import layout
 from mqtemplate.record.codec import BadRecordError, parse_record, unpack_host
-from mqtemplate.record.columns import RecordColumns, checks, gather
+from mqtemplate.record.columns import RecordColumns, gather
 from mqtemplate.record.compression import MAX_BODY_BYTES, decompress_body
 from mqtemplate.record.layout import CHECK_NAME, SysFlag
+from mqtemplate.spark.records.arrow_arrays import (
+    LARGEST_IN_RUN,
+    TIMESTAMP,
+    adjacent_cells,
+    cell_parts,
+    cells_of_rows,
+    crcs,
+    number_column,
+    run_matches,
+    text,
+    timestamp_column,
+    top_bits,
+)
 from mqtemplate.spark.records.blocks import RecordBlock
-
-_TO_ZERO = np.uint32(0x6DD9_0A9D)
-"""``crc32(x + w)`` is 0 if the four bytes *w*, the lowest first, are ``crc32(x) ^ _TO_ZERO``, and for no other *w*."""
-
-_SUM_SIZE = 4
-_POLYNOMIAL = 0xEDB8_8320
-LARGEST_IN_RUN = 2_048
-"""Largest body whose `top_bits` are computed: above it, a sum of its own takes less time."""
-
-
-def crcs(cells: pa.Array) -> npt.NDArray[np.uint32]:
-    """Return the CRC-32 of each cell of a binary array."""
-    offsets, data = cell_parts(cells)
-    view = data.data  # its slices copy nothing
-    return np.array([crc32(view[start:end]) for start, end in pairwise(offsets.tolist())], np.uint32)
-
-
-def top_bits(cells: pa.Array) -> npt.NDArray[np.uint32]:
-    """Return the highest bit of the CRC-32 of each cell of at most `LARGEST_IN_RUN` bytes, as its lowest bit.
-
-    RocketMQ does not store this bit. It is the parity of some bits of the cell, which depend on their distance from the
-    end only, and of a bit that depends on the length only.
-    """
-    offsets, data = cell_parts(cells)
-    lengths = np.diff(offsets)
-    from_end, of_length = _parity_bits()
-    known, rows = np.unique(lengths, return_inverse=True)
-    if len(known) == 1 and known[0]:
-        found = np.bitwise_xor.reduce(data.reshape(len(lengths), -1) & from_end[-known[0] :], axis=1)
-    else:
-        masks = pa.array([from_end[len(from_end) - length :].tobytes() for length in known.tolist()], pa.binary())
-        _, mask = cell_parts(masks.take(pa.array(rows)))
-        # An empty cell would get the bits of the next one.
-        found, filled = np.zeros(len(lengths), np.uint8), lengths > 0
-        found[filled] = np.bitwise_xor.reduceat(mask & data, offsets[:-1][filled]) if len(data) else 0
-    for shift in (4, 2, 1):
-        found = found ^ (found >> shift)
-    bits: npt.NDArray[np.uint32] = ((found & 1) ^ of_length[lengths]).astype(np.uint32)
-    return bits
-
-
-@cache
-def _parity_bits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Return the bits of a cell that count, up to the last byte of one with the largest size, and those of lengths."""
-    bits, state = np.empty(8 * LARGEST_IN_RUN, np.uint8), _POLYNOMIAL
-    for distance in range(len(bits)):
-        bits[distance] = state >> 31
-        state = (state >> 1) ^ (_POLYNOMIAL if state & 1 else 0)
-    of_length = accumulate(repeat(b"\0", LARGEST_IN_RUN), lambda crc, byte: crc32(byte, crc), initial=0)
-    return np.packbits(bits)[::-1].copy(), np.array([crc >> 31 for crc in of_length], np.uint8)
-
-
-def run_matches(cells: pa.Array, order: Sequence[int], sums: Sequence[npt.NDArray[np.uint32]]) -> bool:
-    """Return True if parts of each row have the stated CRC-32s: one sum over all rows.
-
-    After each part there are four bytes that take the sum to 0, if it is the stated one. So the next part begins as if
-    it were the first, and the last sum is 0 too. A wrong part leaves another sum, and no later byte can make 0 of it
-    again. Several wrong parts cancel each other in one of 2**32 cases, as any error may go undetected.
-
-    Args:
-        cells: The cells of all rows; the first one of a row has four bytes.
-        order: Numbers of the cells of a row. The first cell stands for a sum, except at the start.
-        sums: The stated sums: for each place of one in *order*, those of all rows.
-    """
-    count = len(sums[0])
-    width, places = len(cells) // count, [at for at, number in enumerate(order) if at and not number]
-    rows = np.arange(0, width * count, width)
-    taken = cells.take(pa.array((rows[:, None] + np.array(order)).reshape(-1)))
-    offsets, data = cell_parts(taken)
-    words: npt.NDArray[np.uint32] = np.ndarray(
-        (len(data) - _SUM_SIZE + 1,), "<u4", buffer=taken.buffers()[2], strides=(1,)
-    )
-    for place, stated in zip(places, sums, strict=True):
-        words[offsets[place :: len(order)][:count]] = stated ^ _TO_ZERO  # no other array uses this memory
-    return crc32(data) == 0
-
 
 _log = get_logger("mqtemplate.spark")
 
-_TIMESTAMP = pa.timestamp("us", "UTC")
 ARROW_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -115,18 +49,15 @@ ARROW_SCHEMA = pa.schema(
         ("body", pa.binary()),
         ("flag", pa.int32()),
         ("properties", pa.map_(pa.string(), pa.string())),
-        ("bornTimestamp", _TIMESTAMP),
-        ("storeTimestamp", _TIMESTAMP),
-        ("deliverTimestamp", _TIMESTAMP),
+        ("bornTimestamp", TIMESTAMP),
+        ("storeTimestamp", TIMESTAMP),
+        ("deliverTimestamp", TIMESTAMP),
         ("reconsumeTimes", pa.int32()),
     ]
 )
 """Columns of the source; ``deliverTimestamp`` is null unless the message was delayed to a time."""
 
-_FIRST_MS, _LAST_MS = -62_135_510_400_000, 253_402_214_400_000  # the years 1 to 9999, less a day for time zones
 _U8 = np.uint64
-_AROUND_BODY = (1, 3, 4)
-"""Numbers of the cells that a check covers, after the first one."""
 _CODECS = {0x000: "zlib", 0x100: "lz4", 0x200: "zstd", 0x300: "zlib"}
 
 
@@ -160,9 +91,9 @@ class Records:
         CorruptRecordError: A record is damaged.
     """
 
-    # A record has six cells: its size, the other fields of its header, body, topic and lengths, properties, and the
-    # check with the bytes up to the next record.
-    BODY, TOPIC, PROPERTIES, _CELLS = 2, 3, 4, 6
+    # A record has five cells: its header, body, topic and lengths, properties, and the check with the bytes up to the
+    # next record.
+    HEADER, BODY, TOPIC, PROPERTIES, _CELLS = 0, 1, 2, 3, 5
 
     def __init__(self, block: RecordBlock, max_body_bytes: int = MAX_BODY_BYTES, *, check_crcs: bool = True) -> None:
         self._block = block
@@ -175,51 +106,48 @@ class Records:
         )
         self._fields = fields = RecordColumns(self._data, self._at, self._sizes, block.physical_offsets, self._require)
         self._has_check, self._properties_end = fields.has_check, fields.properties_end
-        starts = (self._at, self._at + _SUM_SIZE, fields.body_at, fields.body_end, fields.properties_at)
-        self._all_cells = adjacent_cells(self._data, *starts, fields.properties_end)
+        starts = (self._at, fields.body_at, fields.body_end, fields.properties_at, fields.properties_end)
+        self._all_cells = adjacent_cells(self._data, *starts)
         if check_crcs:
-            self._check_crcs()
+            self._check_bodies()
+            self._check_other_bytes()
 
-    def _check_crcs(self) -> None:
-        """Compare the CRC of each body, and of the other bytes where a check states it.
+    def _check_bodies(self) -> None:
+        """Compare the CRC of each body: by one sum if all are small, and one by one if that is another one."""
+        bodies, fields = self.cells(self.BODY), self._fields
+        if (fields.body_end - fields.body_at).max() <= LARGEST_IN_RUN:
+            sums = fields.heads["body_crc"].astype(np.uint32) | top_bits(bodies) << np.uint32(31)
+            if run_matches(bodies, sums):
+                return
+        self._require(crcs(bodies) & 0x7FFF_FFFF == fields.heads["body_crc"], "its body does not match its CRC-32")
 
-        Small bodies and checks are compared by one sum over all rows, and one by one only if it is another one.
-        """
-        order, sums = list[int](), list[npt.NDArray[np.uint32]]()
-        has_small_bodies = bool((self._fields.body_end - self._fields.body_at).max() <= LARGEST_IN_RUN)
-        if has_small_bodies:
-            highest = top_bits(self.cells(self.BODY)) << np.uint32(31)
-            order, sums = [self.BODY, 0], [self._fields.heads["body_crc"].astype(np.uint32) | highest]
-        else:
-            self._check_each_body()
+    def _check_other_bytes(self) -> None:
+        """Compare the CRC of the bytes around each body where a check states it."""
+        if not self._has_check.any():
+            return
         stated, is_exact = self._stated_checks()
-        has_checks = bool(is_exact.all())
-        if has_checks:
-            order, sums = [0, *_AROUND_BODY, 0, *order], [stated, *sums]
-        if sums and not run_matches(self._all_cells, order, sums):
-            self._check_each_body()
-            has_checks = False
-        if not has_checks and self._has_check.any():
-            rest = crcs(pc.binary_join_element_wise(*map(self.cells, (0, *_AROUND_BODY)), b""))
-            for row in np.flatnonzero(self._has_check & ~(is_exact & (stated == rest))).tolist():
-                self._parse_alone(row)
-
-    def _check_each_body(self) -> None:
-        bodies = crcs(self.cells(self.BODY)) & 0x7FFF_FFFF
-        self._require(bodies == self._fields.heads["body_crc"], "its body does not match its CRC-32")
+        if is_exact.all():
+            fields = self._fields
+            cells = adjacent_cells(self._data, self._at, fields.body_at, fields.body_end, fields.properties_end)
+            if run_matches(cells_of_rows(cells, 0, 2), stated, restore=False):
+                return
+        around = pc.binary_join_element_wise(*map(self.cells, (self.HEADER, self.TOPIC, self.PROPERTIES)), b"")
+        for row in np.flatnonzero(self._has_check & ~(is_exact & (stated == crcs(around)))).tolist():
+            self._parse_alone(row)
 
     def _stated_checks(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_]]:
         """Return the sum in the check of each record, and True where there is a check for its offset.
 
-        Other characters than digits may give a number, too: so the check is compared as bytes.
+        Other characters than digits may give a number, too: so the digits are compared as bytes.
         """
-        if not self._has_check.any():
-            return np.zeros(len(self._at), np.uint32), self._has_check
-        tails = self._fields.tails
-        stated = _hex8(tails[:, layout.CHECK_CRC_AT : layout.CHECK_OFFSET_AT])
-        written = tails.view(f"V{layout.CHECK_SIZE}")[:, 0]
-        expected = checks(stated.astype(np.int64), self._block.physical_offsets).view(written.dtype)[:, 0]
-        return stated.astype(np.uint32), self._has_check & (written == expected)
+        digits = np.ascontiguousarray(self._fields.tails[:, layout.CHECK_CRC_AT : -1])
+        numbers = np.empty((len(digits), 2), ">u4")
+        numbers[:, 0] = _hex8(digits[:, : layout.CHECK_OFFSET_AT - layout.CHECK_CRC_AT])
+        numbers[:, 1] = self._block.physical_offsets & 0xFFFF_FFFF
+        expected, is_exact = hexlify(numbers.data), self._has_check & (self._fields.tails[:, -1] == _PAIR_END)
+        if digits.tobytes() != expected:
+            is_exact &= (digits == np.frombuffer(expected, np.uint8).reshape(digits.shape)).all(axis=1)
+        return numbers[:, 0].astype(np.uint32), is_exact
 
     def _parse_alone(self, row: int) -> None:
         """Check one record with `parse_record`: the bytes of a check may also be a property that was copied."""
@@ -239,7 +167,7 @@ class Records:
         return {
             "topic": lambda: pa.repeat(pa.scalar(queue.topic), count),
             "brokerName": lambda: pa.repeat(pa.scalar(queue.broker_name), count),
-            "queueId": lambda: pa.repeat(pa.scalar(queue.queue_id, pa.int32()), count),
+            "queueId": lambda: pa.array(np.full(count, queue.queue_id, np.int32)),
             "queueOffset": lambda: pa.array(self._block.queue_offsets, pa.int64()),
             "msgId": self._message_ids,
             "tags": lambda: self.properties.value(Property.TAGS),
@@ -262,8 +190,7 @@ class Records:
         """Return the cell with this number of each record, such as `Records.BODY`."""
         cells = self._taken.get(number)
         if cells is None:
-            of_rows = np.arange(number, self._CELLS * len(self._at), self._CELLS)
-            cells = self._taken[number] = self._all_cells.take(pa.array(of_rows))
+            cells = self._taken[number] = cells_of_rows(self._all_cells, number, self._CELLS)
         return cells
 
     def _bodies(self) -> pa.Array:
@@ -336,25 +263,11 @@ def _hex8(texts: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return numbers
 
 
-def number_column(texts: pa.Array) -> pa.Array:
-    """Return a column of texts as numbers of 64 bits; null for any other text, since any program may write it."""
-    try:
-        return texts.cast(pa.int64())
-    except pa.ArrowInvalid:
-        return pa.array([parse_number(text) for text in texts.to_pylist()], pa.int64())
-
-
-def timestamp_column(milliseconds: pa.Array) -> pa.Array:
-    """Return times; null for one that `datetime` does not have: one such row would fail the whole query."""
-    in_range = pc.and_(pc.greater_equal(milliseconds, _FIRST_MS), pc.less_equal(milliseconds, _LAST_MS))
-    return pc.multiply(pc.if_else(in_range, milliseconds, None), 1_000).view(_TIMESTAMP)
-
-
 def _deliver_timestamps(properties: PropertyColumns) -> pa.Array:
     """Return the due time of messages that were delayed to a time and have been delivered to their real topic."""
     due = properties.value(Property.TIMER_DELIVER_MS)
     if due.null_count == len(due):
-        return pa.nulls(len(due), _TIMESTAMP)
+        return pa.nulls(len(due), TIMESTAMP)
     due = pc.if_else(properties.value(Property.REAL_TOPIC).is_valid(), due, pa.scalar(None, pa.string()))
     return timestamp_column(number_column(due))
 
@@ -377,28 +290,40 @@ class PropertyColumns:
     """
 
     def __init__(self, encoded: pa.Array) -> None:
-        encoded = _with_last_separator(encoded)
         self._count = len(encoded)
-        offsets, self._data = cell_parts(encoded)
-        # One entry for each pair of all messages: its start, its first 0x01, its 0x02, and the row of its message.
-        starts, middles, stops = _pairs(self._data)
-        counts = np.diff(np.searchsorted(stops, offsets))
-        counted = (middles > starts) & (middles < stops - 1)  # neither the name nor the value is empty
+        offsets, data = cell_parts(encoded)
+        pairs = _pairs(data)
+        if not _ends_each(offsets, pairs[-1]) and (complete := _with_last_separator(encoded)) is not encoded:
+            offsets, data = cell_parts(complete)
+            pairs = _pairs(data)
+        self._data = data
+        # One entry for each pair of all messages: its start, its first 0x01, its 0x02; and how many a message has.
+        self._starts, self._middles, self._stops = pairs
+        if _ends_each(offsets, self._stops):
+            self._counts = np.full(self._count, len(self._stops) // self._count)
+        else:
+            self._counts = np.diff(np.searchsorted(self._stops, offsets))
+        counted = (self._middles > self._starts) & (self._middles < self._stops - 1)  # name and value are not empty
         if not counted.all():
-            rows = np.repeat(np.arange(self._count), counts)[counted]
-            starts, middles, stops = starts[counted], middles[counted], stops[counted]
-            counts = np.bincount(rows, minlength=self._count)
-        self._starts, self._middles, self._stops, self._counts = starts, middles, stops, counts
-        # Four cells a pair: name, 0x01, value, and 0x02 up to the next name.
-        self._cells = adjacent_cells(self._data, starts, middles, middles + 1, stops)
+            rows = self._rows[counted]
+            self._starts, self._middles, self._stops = (each[counted] for each in pairs)
+            self._counts = np.bincount(rows, minlength=self._count)
+            del self._rows
+        self._known_common: dict[int, bool] = {}
 
     def value(self, name: str) -> pa.Array:
         """Return one property of each message as a string column; null where it is missing."""
-        pairs = self._pairs_named(name.encode())
+        encoded = name.encode()
+        same_size = [pair for pair, common in enumerate(self._first_names) if len(common) == len(encoded)]
+        if self._first_names and all(map(self._is_common, same_size)):
+            found = [pair for pair in same_size if self._first_names[pair] == encoded]
+            if not found:
+                return pa.nulls(self._count, pa.string())
+            every = slice(found[-1], None, len(self._first_names))
+            return text(cells_of_rows(adjacent_cells(self._data, self._middles[every] + 1, self._stops[every]), 0, 2))
+        pairs = self._pairs_named(encoded)
         if not len(pairs):
             return pa.nulls(self._count, pa.string())
-        if self._common_names is not None:
-            return text(self._cells.take(pa.array(4 * pairs + 2)))
         at = np.full(self._count, -1)
         at[self._rows[pairs]] = pairs  # for equal names in one message, numpy keeps the last assignment
         return text(self._cells.take(pa.array(4 * at + 2, mask=at < 0)))
@@ -406,12 +331,12 @@ class PropertyColumns:
     def maps(self) -> pa.Array:
         """Return all properties of each message as a column of maps."""
         # The check of a record that another broker copied does not belong to the message.
-        copied_checks = self._pairs_named(CHECK_NAME.encode())
-        if self._common_names is not None and not len(copied_checks):
-            values = text(self._cells.take(pa.array(np.arange(2, 4 * len(self._starts), 4))))
+        check = CHECK_NAME.encode()
+        if self._common_names is not None and check not in self._common_names:
+            values = text(cells_of_rows(self._cells, 2, 4))
             offsets = np.append(0, np.cumsum(self._counts)).astype(np.int32)
             return pa.MapArray.from_arrays(pa.array(offsets), _repeated(self._common_names, self._count), values)
-        pairs = np.setdiff1d(self._last_of_each_name(), copied_checks)
+        pairs = np.setdiff1d(self._last_of_each_name(), self._pairs_named(check))
         offsets = np.searchsorted(self._rows[pairs], np.arange(self._count + 1)).astype(np.int32)
         names, values = (text(self._cells.take(pa.array(4 * pairs + cell))) for cell in (0, 2))
         return pa.MapArray.from_arrays(pa.array(offsets), names, values)
@@ -422,39 +347,47 @@ class PropertyColumns:
         return np.repeat(np.arange(self._count), self._counts)
 
     @cached_property
-    def _common_names(self) -> list[bytes] | None:
-        """Names of each message, if all have the same ones in the same order, each once; else None."""
+    def _cells(self) -> pa.Array:
+        """Four cells a pair: name, 0x01, value, and 0x02 up to the next name."""
+        return adjacent_cells(self._data, self._starts, self._middles, self._middles + 1, self._stops)
+
+    @cached_property
+    def _first_names(self) -> list[bytes]:
+        """Names of the first message, if the other messages have as many with the same lengths; else none."""
         pairs = int(self._counts[0]) if self._count else 0
         if not pairs or (self._counts != pairs).any():
-            return None
+            return []
         lengths = (self._middles - self._starts).reshape(-1, pairs)
         if (lengths != lengths[0]).any():
-            return None
-        names = [
-            self._data[start:end].tobytes() for start, end in zip(self._starts, self._middles[:pairs], strict=False)
-        ]
-        for pair, name in enumerate(names):
-            if not self._equal(self._starts[pair::pairs], name).all():
-                return None
-        return names if len(set(names)) == pairs else None
+            return []
+        bounds = zip(self._starts[:pairs].tolist(), self._middles[:pairs].tolist(), strict=True)
+        return [self._data[start:end].tobytes() for start, end in bounds]
+
+    def _is_common(self, pair: int) -> bool:
+        """Return True if this name of the first message is at the same place of each message."""
+        if pair not in self._known_common:
+            names = self._first_names
+            found = self._texts(self._starts[pair :: len(names)], len(names[pair]))
+            self._known_common[pair] = found.tobytes() == names[pair] * self._count
+        return self._known_common[pair]
+
+    @cached_property
+    def _common_names(self) -> list[bytes] | None:
+        """Names of each message, if all have the same ones in the same order, each once; else None."""
+        names = self._first_names
+        is_common = bool(names) and len(set(names)) == len(names) and all(map(self._is_common, range(len(names))))
+        return names if is_common else None
 
     def _pairs_named(self, name: bytes) -> npt.NDArray[np.int64]:
-        if self._common_names is not None:
-            names = self._common_names
-            return np.arange(names.index(name), len(self._starts), len(names)) if name in names else np.arange(0)
         pairs = np.flatnonzero((self._middles - self._starts == len(name)) & (self._data[self._starts] == name[0]))
-        return pairs[self._equal(self._starts[pairs], name)]
+        is_named: npt.NDArray[np.bool_] = self._texts(self._starts[pairs], len(name)) == np.void(name)
+        return pairs[is_named]
 
-    def _equal(self, at: npt.NDArray[np.int64], name: bytes) -> npt.NDArray[np.bool_]:
-        """Return where the bytes at some positions are *name*."""
-        size = len(name)
+    def _texts(self, at: npt.NDArray[np.int64], size: int) -> npt.NDArray[Any]:
+        """Return so many bytes at each of some positions."""
         if not len(at):
-            return np.empty(0, np.bool_)
-        every: npt.NDArray[Any] = np.ndarray(
-            (len(self._data) - size + 1,), f"V{size}", buffer=self._data.data, strides=(1,)
-        )
-        same: npt.NDArray[np.bool_] = every[at] == np.void(name)
-        return same
+            return np.empty(0, f"V{size}")
+        return gather(self._data, f"V{size}", at)
 
     def _last_of_each_name(self) -> npt.NDArray[np.int64]:
         """Return the indices of the pairs, without those that a later pair of the same message and name replaces."""
@@ -483,24 +416,10 @@ class PropertyColumns:
         return marks
 
 
-def adjacent_cells(data: npt.NDArray[np.uint8], *starts: npt.NDArray[np.int64]) -> pa.Array:
-    """Return *data* as one binary array, without a copy; a cell ends where the next one starts.
-
-    Args:
-        starts: Start of the first cell of each row, of its second cell, and so on.
-    """
-    bounds = np.stack(starts, axis=1, dtype=np.int32, casting="same_kind").reshape(-1)
-    offsets = np.append(bounds, np.int32(len(data)))
-    return pa.Array.from_buffers(pa.binary(), len(bounds), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def text(cells: pa.Array) -> pa.Array:
-    """Return binary cells as strings. Bytes that are not UTF-8 are replaced as in Java: the JVM must not get them."""
-    try:
-        return cells.cast(pa.string())
-    except pa.ArrowInvalid:
-        decoded = [None if cell is None else cell.decode("utf-8", "replace") for cell in cells.to_pylist()]
-        return pa.array(decoded, pa.string())
+def _ends_each(offsets: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> bool:
+    """Return True if all messages have the same number of separators 0x02, the last one at the end."""
+    pairs = len(stops) // max(len(offsets) - 1, 1)
+    return bool(pairs) and np.array_equal(stops[pairs - 1 :: pairs] + 1, offsets[1:])
 
 
 def _with_last_separator(encoded: pa.Array) -> pa.Array:
@@ -512,13 +431,6 @@ def _with_last_separator(encoded: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(encoded, pa.scalar(bytes([_PAIR_END])), pa.scalar(b""))
 
 
-def cell_parts(cells: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return the offsets and bytes of a binary array that starts at the start of its buffers."""
-    _, offsets, data = cells.buffers()
-    bounds = np.frombuffer(offsets, np.int32, len(cells) + 1).astype(np.int64)
-    return bounds, np.frombuffer(data, np.uint8, int(bounds[-1])) if data is not None else np.empty(0, np.uint8)
-
-
 def _pairs(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], ...]:
     """Return start, first 0x01 and 0x02 of each pair; -1 or a later position for a pair without 0x01."""
     separators = np.flatnonzero(data - np.uint8(_NAME_END) <= _PAIR_END - _NAME_END)
@@ -526,7 +438,8 @@ def _pairs(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], ...]:
     is_usual = not len(separators) % 2 and (data[middles] == _NAME_END).all() and (data[stops] == _PAIR_END).all()
     if not is_usual:
         stops = separators[data[separators] == _PAIR_END]
-    starts = np.append(0, stops[:-1] + 1)[: len(stops)]
+    starts = np.zeros(len(stops), np.int64)
+    np.add(stops[:-1], 1, out=starts[1:])
     if not is_usual:
         middles = _first_after(separators[data[separators] == _NAME_END], starts)
     return starts, middles, stops

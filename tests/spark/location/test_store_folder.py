@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mqtemplate.brokers import EmbeddedBroker, EmbeddedSettings
 from mqtemplate.clock import VirtualClock
 from mqtemplate.errors import OffsetOutOfRangeError, SparkError
 from mqtemplate.message import Message, MessageQueue
-from mqtemplate.spark.location.folder import StoreFolder
+from mqtemplate.spark.location.folder import LogWindow, MappedFiles, StoreFolder
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -111,6 +112,44 @@ def test_reading_takes_no_lock_and_writes_nothing(broker: EmbeddedBroker, monkey
 
     assert set(flags) == {os.O_RDONLY}
     assert not windows[0][0].data.flags.writeable
+
+
+def test_the_queues_of_a_task_map_each_file_once(
+    tmp_path: Path, foreign_record: Any, write_foreign_folder: Any
+) -> None:
+    """Their records are in the same files. A file that was replaced is mapped again."""
+    store = write_foreign_folder(tmp_path / "store", [foreign_record(body=bytes(400))] * 4, log_file_size=1_200)
+    mapped = MappedFiles()
+    first, again = (windows(store, mapped) for _ in range(2))
+    path = first[0].path
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    copy.replace(path)
+
+    replaced = windows(store, mapped)
+
+    assert [window is same for window, same in zip(first, again, strict=True)] == [True, True]
+    assert [window is same for window, same in zip(first, replaced, strict=True)] == [False, True]
+    assert len(pickle.loads(pickle.dumps(mapped))) == 0
+
+
+def windows(store: Path, mapped: MappedFiles) -> list[LogWindow]:
+    folder = StoreFolder(store, mapped)
+    return [window for window, _ in folder.windows(folder.units("orders", 0, 0, 4)["physical_offset"].astype(np.int64))]
+
+
+def test_only_the_files_that_were_used_last_stay_mapped(
+    tmp_path: Path, foreign_record: Any, write_foreign_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapped file counts as memory of the task."""
+    store = write_foreign_folder(tmp_path / "store", [foreign_record(body=bytes(400))] * 4, log_file_size=1_200)
+    mapped = MappedFiles()
+    monkeypatch.setattr(MappedFiles, "MAX_BYTES", 1_200)
+
+    first, again = (windows(store, mapped) for _ in range(2))
+
+    assert len(mapped) == 1
+    assert first[0] is not again[0]
 
 
 def test_records_are_flushed_before_they_are_read(broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,19 @@ PRELOAD = """
 import sys, threading
 from mqtemplate.spark.reader.daemon import preload
 preload("pyspark.sql.worker.plan_data_source_read")
-loaded = [name in sys.modules for name in ("mqtemplate.spark.reader.source", "mqtemplate.remoting.client")]
+names = ("mqtemplate.spark.reader.source", "pandas", "mqtemplate.remoting.client")
+loaded = [name in sys.modules for name in names]
 print(threading.active_count(), *loaded)
+"""
+
+TASK = """
+import gc
+from mqtemplate.spark.reader.daemon import preload
+preload(None)
+gc.collect()
+visited = gc.get_objects()
+is_visited = any(getattr(each, "__name__", "") == "MqTemplateSource" for each in visited)
+print(is_visited, gc.get_freeze_count() > 10 * len(visited))
 """
 
 WORKER = """
@@ -33,10 +44,20 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_modules_of_the_source_are_imported_before_the_first_fork() -> None:
-    """They start no thread of Python: a fork copies only one. The network loads only where a cluster is read."""
+    """They start no thread of Python: a fork copies only one. The network loads only where a cluster is read.
+
+    Spark's worker imports pandas for each kind of function.
+    """
     done = run(PRELOAD)
 
-    assert done.stdout.split() == ["1", "True", "False"], done.stderr
+    assert done.stdout.split() == ["1", "True", "True", "False"], done.stderr
+
+
+def test_the_collection_after_each_task_does_not_visit_the_modules() -> None:
+    """Spark collects all garbage then: with the modules, that took a fifth of the time of a task."""
+    done = run(TASK)
+
+    assert done.stdout.split() == ["False", "True"], done.stderr
 
 
 def test_a_worker_whose_reader_went_away_ends_without_a_stack() -> None:

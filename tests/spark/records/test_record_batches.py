@@ -36,13 +36,8 @@ from mqtemplate.record.layout import (
 )
 from mqtemplate.record.properties import encode_properties
 from mqtemplate.spark.location.folder import QueueSlice, StoreFolder, local_blocks
-from mqtemplate.spark.records.record_batches import (
-    ARROW_SCHEMA,
-    LARGEST_IN_RUN,
-    number_column,
-    record_batches,
-    timestamp_column,
-)
+from mqtemplate.spark.records.arrow_arrays import LARGEST_IN_RUN, number_column, timestamp_column
+from mqtemplate.spark.records.record_batches import ARROW_SCHEMA, record_batches
 
 pa = pytest.importorskip("pyarrow")
 
