@@ -224,7 +224,7 @@ def test_a_file_cut_at_any_byte_is_opened_or_refused_with_the_reason(
                 opened += 1
                 check(folder.sent, seen, hit={key for key in hit if folder.sent[key].file == path.name})
     assert refused <= {(True, True)}
-    assert opened
+    assert opened or (kind == "checkpoint" and third)  # of the checkpoints only the empty one
 
 
 @pytest.mark.parametrize("seed", range(20))
