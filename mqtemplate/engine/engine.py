@@ -24,7 +24,7 @@ from mqtemplate.engine.retention import Retention
 from mqtemplate.engine.sends import LocalSends, MessageWriter
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.engine.topics import EntryWriter, TopicRoutes
 from mqtemplate.engine.transactions import TransactionService
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
@@ -34,7 +34,7 @@ from mqtemplate.services import Service, ServiceThread
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles, StoreFiles
 from mqtemplate.store.message_store import MessageStore
-from mqtemplate.store.tables import HAND_OVER_FILE, EntryWriter, TopicTable
+from mqtemplate.store.tables import HAND_OVER_FILE, TopicTable
 from mqtemplate.topics import REVIVE_TOPIC_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
 if TYPE_CHECKING:

@@ -456,7 +456,7 @@ class BrokerServer(Generic[EngineT]):
         if self._thread is not None:
             self._thread.stop(left.seconds)
         self._engine.detach()
-        self.groups.persist()
+        self.groups.file.persist()
         _log.debug("server.stopped", broker=self._engine.name)
 
     def __enter__(self) -> Self:

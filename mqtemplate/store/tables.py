@@ -6,13 +6,12 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
-from mqtemplate.services import AfterChangeService
 from mqtemplate.store.files.store_files import StoreFiles
 from mqtemplate.topics import is_file_name
 
@@ -354,47 +353,13 @@ class EntryTable(Generic[_ValueT]):
             self._unwritten = set(added)
 
 
-class EntryWriter:
-    """Writes tables some time after entries were added to them, once for all that were added in between.
-
-    Args:
-        interval_ms: Time from the first addition to the write.
-        tables: The first of them.
-
-    Attributes:
-        service: Does it.
-    """
-
-    def __init__(self, clock: Clock, interval_ms: int, *tables: EntryTable[Any]) -> None:
-        self.service = AfterChangeService("broker.tables", self.persist, clock, interval_ms)
-        self._tables: list[EntryTable[Any]] = []
-        for table in tables:
-            self.add(table)
-
-    def add(self, table: EntryTable[Any]) -> None:
-        """Write this table, too."""
-        self._tables.append(table)
-        table.on_change(self.service.changed)
-
-    def persist(self) -> None:
-        """Write what was added.
-
-        Raises:
-            StoreError: A table cannot be written; the others are.
-        """
-        with ExitStack() as stack:
-            for table in self._tables:
-                stack.callback(table.persist)
-
-
 _READ_AND_WRITE = 6
 
 
 class TopicTable:
     """Topic -> number of its queues. All other settings that RocketMQ keeps for a topic stay as they were found.
 
-    A method that changes the table writes the file first, except for `add_later`. If that raises `StoreError`, the
-    table is as before.
+    Each change is written first, but those of `add_later`. If that raises `StoreError`, the table is as before.
 
     Attributes:
         file: The entries, and how they are written.

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from mqtemplate.clock import VirtualClock
+from mqtemplate.engine.topics import EntryWriter
 from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.store import tables
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
-from mqtemplate.store.tables import ConsumerOffsets, EntryTexts, EntryWriter, TopicTable, dump_json, write_table
+from mqtemplate.store.tables import ConsumerOffsets, EntryTexts, TopicTable, dump_json, write_table
 from tests.golden import check_script, scripts_in
 from tests.waiting import PATIENCE_S, eventually
 

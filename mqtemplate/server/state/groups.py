@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import Owner
+from mqtemplate.engine.topics import EntryWriter
 from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
@@ -21,7 +22,7 @@ from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.tables import EntryTable, EntryWriter, check_names, format_errors, read_table, write_table
+from mqtemplate.store.tables import EntryTable, check_names, format_errors, read_table, write_table
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
 _BodyT = TypeVar("_BodyT", bound=JsonBody)
@@ -60,18 +61,21 @@ class SubscriptionGroupTable:
     Args:
         auto_create: False if `ensure` may not create groups.
         writer: Writes what `ensure` and `create` add.
+
+    Attributes:
+        file: The entries, and how they are written.
     """
 
     def __init__(
         self, store_files: StoreFiles, clock: Clock, writer: EntryWriter | None = None, *, auto_create: bool = True
     ) -> None:
         self._auto_create = auto_create
-        self._file: EntryTable[_StoredGroup] = EntryTable(
+        self.file: EntryTable[_StoredGroup] = EntryTable(
             *(store_files, clock, "config/subscriptionGroup.json", "subscriptionGroupTable"),
             lambda group: group.stored,
         )
         if writer is not None:
-            writer.add(self._file)
+            writer.add(self.file)
 
     def load(self) -> None:
         """Read the file.
@@ -86,24 +90,24 @@ class SubscriptionGroupTable:
                 name: _StoredGroup(_parsed(SubscriptionGroupConfig, stored), stored) for name, stored in table.items()
             }
 
-        self._file.load(parse)
+        self.file.load(parse)
 
     @property
     def version(self) -> DataVersionBody:
         """Number of changes of the table, for clients that compare tables."""
-        return DataVersionBody(**vars(self._file.version))
+        return DataVersionBody(**vars(self.file.version))
 
     def all(self) -> dict[str, SubscriptionGroupConfig]:
         """Return all groups by name, RocketMQ's system groups included."""
-        return _SYSTEM_GROUPS | {name: group.config for name, group in self._file.entries.items()}
+        return _SYSTEM_GROUPS | {name: group.config for name, group in self.file.entries.items()}
 
     def count(self) -> int:
         """Return the number of groups in the table."""
-        return len(self._file.entries)
+        return len(self.file.entries)
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the settings of *group*, or None if it does not exist. System groups always exist."""
-        found = self._file.entries.get(group)
+        found = self.file.entries.get(group)
         return _SYSTEM_GROUPS.get(group) if found is None else found.config
 
     def ensure(self, group: str) -> SubscriptionGroupConfig:
@@ -141,15 +145,7 @@ class SubscriptionGroupTable:
 
     def create(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
         """Create the missing ones of several groups. They are written soon."""
-        self._file.add_later({config.group_name: _StoredGroup(config, config.to_json()) for config in configs})
-
-    def persist(self) -> None:
-        """Write the groups of `create` now.
-
-        Raises:
-            StoreError: The table could not be written.
-        """
-        self._file.persist()
+        self.file.add_later({config.group_name: _StoredGroup(config, config.to_json()) for config in configs})
 
     def put(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
         """Create or change groups.
@@ -167,7 +163,7 @@ class SubscriptionGroupTable:
                     changed[name] = _StoredGroup(config, ({} if found is None else found.stored) | config.to_json())
             return table | changed if changed else table
 
-        self._file.change(updated)
+        self.file.change(updated)
 
     def delete(self, group: str) -> bool:
         """Delete *group*. Return False if it does not exist.
@@ -182,7 +178,7 @@ class SubscriptionGroupTable:
             found = group in table
             return {name: each for name, each in table.items() if name != group} if found else table
 
-        self._file.change(without)
+        self.file.change(without)
         return found
 
 
