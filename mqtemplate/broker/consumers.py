@@ -90,7 +90,7 @@ class Consumer(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Let a ``poll`` that waits in another thread return now."""
+        """Let a ``poll`` that waits in another thread return now; without one, the next that would wait."""
 
     @abstractmethod
     def position(self, queue: MessageQueue) -> int:

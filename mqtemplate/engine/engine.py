@@ -24,7 +24,7 @@ from mqtemplate.engine.retention import Retention
 from mqtemplate.engine.sends import LocalSends, MessageWriter
 from mqtemplate.engine.sequences import SequencedSender
 from mqtemplate.engine.settings import EmbeddedSettings
-from mqtemplate.engine.topics import TopicRoutes
+from mqtemplate.engine.topics import EntryWriter, TopicRoutes
 from mqtemplate.engine.transactions import TransactionService
 from mqtemplate.event_log import get_logger
 from mqtemplate.message import MessageExt
@@ -74,6 +74,7 @@ class Engine:
     Attributes:
         store: Commit log and consume queues.
         topics: The table of topics.
+        entry_writer: Writes the topics and groups that clients create by using them.
         routes: The queues of the topics.
         sends: Stores messages.
         reader: Reads messages.
@@ -122,8 +123,8 @@ class Engine:
             tags_code_of=lambda topic, properties, stored_ms: tags_code_of(topic, properties, stored_ms, self.levels),
         )
         host, max_body_bytes = settings.listen_host, settings.max_body_bytes()
-        self.topics = TopicTable(self._store_files, clock)
-        local_groups = LocalGroups()
+        self.topics, local_groups = TopicTable(self._store_files, clock), LocalGroups()
+        self.entry_writer = EntryWriter(clock, settings.flush_consumer_offset_interval_ms, self.topics.file)
         self.routes = TopicRoutes(
             *(self.topics, name, settings.default_topic_queue_nums, local_groups.rebalance),
             auto_create=settings.auto_create_topic_enable,
@@ -289,7 +290,10 @@ class Engine:
         return {
             "mqtemplate-delay": self.delayed.services(),
             _FLUSH_THREAD: [self.store.flush_service],
-            "mqtemplate-store": [*self.store.services(), self.groups.committed.service, self.pop.journal.snapshots],
+            "mqtemplate-store": [
+                *(*self.store.services(), self.groups.committed.service, self.entry_writer.service),
+                self.pop.journal.snapshots,
+            ],
             "mqtemplate-cleaning": [self.retention.activity, self.store.cleaning, *self._figures_service()],
             "mqtemplate-transactions": [self.transactions, self.requests.pending],
             "mqtemplate-pop": [*self.pop.services(), *self._services_of_rocketmq],
@@ -329,6 +333,7 @@ class Engine:
             stack.callback(self.store.close)
             stack.callback(self._figures.close)
             stack.callback(self.groups.committed.persist)
+            stack.callback(self.entry_writer.persist)
             self.pop.journal.save()
         _log.debug("broker.stopped", broker=self.name)
 

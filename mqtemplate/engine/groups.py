@@ -249,6 +249,7 @@ class EmbeddedConsumer(Consumer):
         self._starts: dict[MessageQueue, int] = {}  # first positions; they count until the first commit
         self._is_closed = False
         self._is_woken = False
+        self._has_wake = False  # a poll that did not wait was woken: the next one that would wait does not
         self._has_skipped = False  # the last read only skipped messages that a selector did not match
         self._selectors: dict[str, Selector | None] = {
             topic: None if selector.selects_all else selector for topic, selector in spec.subscriptions.items()
@@ -319,10 +320,14 @@ class EmbeddedConsumer(Consumer):
             left = deadline - time.monotonic()
             if not messages and self._has_skipped and not self._is_woken and (is_virtual or left > 0):
                 continue  # matching messages may follow the skipped ones
-            if messages or left <= 0 or self._is_woken or is_virtual:
-                self._is_woken = False
+            if messages or left <= 0 or self._is_woken or self._has_wake or is_virtual:
+                self._end_wake(does_wait=wait_ms > 0)
                 return messages
             self._wake_event.wait(left)
+
+    def _end_wake(self, *, does_wait: bool) -> None:
+        if self._is_woken or does_wait:
+            self._is_woken, self._has_wake = False, not does_wait
 
     def _read(self, max_count: int, without: frozenset[MessageQueue]) -> list[MessageExt]:
         """Read without waiting. Each call starts with another queue, so that all queues are read."""

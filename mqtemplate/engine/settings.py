@@ -76,7 +76,8 @@ class EmbeddedSettings(StoreSettings):
     """Topics that the broker creates when it starts; in a cluster the first message creates them."""
 
     flush_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
-    """Milliseconds between two writes of the consumer offsets."""
+    """Milliseconds between two writes of the consumer offsets, and of the groups that clients have created by joining
+    them."""
 
     message_delay_level: str = DEFAULT_DELAY_LEVELS
     """Delay levels, level 1 first, with the units s, m, h and d. A client of a cluster checks levels by this table."""

@@ -1,17 +1,21 @@
-"""Topics of a broker: the queues of each, and the creation of a topic that a message uses first."""
+"""Topics of a broker: the queues of each, their creation by a first message, and the writer of tables."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Protocol
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
 
+from mqtemplate.clock import Clock
 from mqtemplate.errors import DestinationError
 from mqtemplate.event_log import EventLogger, get_logger
 from mqtemplate.message import DELAY_PROPERTIES, MessageQueue, Property
 from mqtemplate.numbers import parse_number
 from mqtemplate.record.properties import PRIORITY_PROPERTY
+from mqtemplate.services import AfterChangeService
+from mqtemplate.store.tables import EntryTable
 from mqtemplate.topics import (
     DLQ_TOPIC_PREFIX,
     RETRY_TOPIC_PREFIX,
@@ -190,3 +194,36 @@ class TopicRoutes:
     def _queues(self, topic: str, queue_count: int) -> tuple[MessageQueue, ...]:
         count = self.table.create(topic, queue_count)
         return tuple(MessageQueue(topic, self._broker_name, queue_id) for queue_id in range(count))
+
+
+class EntryWriter:
+    """Writes tables some time after entries were added to them, once for all that were added in between.
+
+    Args:
+        interval_ms: Time from the first addition to the write.
+        tables: The first of them.
+
+    Attributes:
+        service: Does it.
+    """
+
+    def __init__(self, clock: Clock, interval_ms: int, *tables: EntryTable[Any]) -> None:
+        self.service = AfterChangeService("broker.tables", self.persist, clock, interval_ms)
+        self._tables: list[EntryTable[Any]] = []
+        for table in tables:
+            self.add(table)
+
+    def add(self, table: EntryTable[Any]) -> None:
+        """Write this table, too."""
+        self._tables.append(table)
+        table.on_change(self.service.changed)
+
+    def persist(self) -> None:
+        """Write what was added.
+
+        Raises:
+            StoreError: A table cannot be written; the others are.
+        """
+        with ExitStack() as stack:
+            for table in self._tables:
+                stack.callback(table.persist)

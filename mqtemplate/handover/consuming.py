@@ -220,16 +220,18 @@ class HandOverConsumer(Consumer):
         return messages
 
     def _wait_for_both(self, max_count: int, wait_ms: int) -> list[MessageExt]:
-        """Wait for the first message of either broker."""
+        """Wait for the first message of either broker, or until one of the members is woken.
+
+        A member wakes its caller itself, such as after a rebalance.
+        """
+        is_waiting = True
 
         def poll_old() -> list[MessageExt]:
-            found: list[MessageExt] | None = None
             try:
-                found = self._poll_old(max_count, wait_ms)
+                return self._poll_old(max_count, wait_ms)
             finally:
-                if found != []:
+                if is_waiting:  # otherwise the wake would end the next poll
                     self._new.wake()
-            return found
 
         thread = PollThread(self.spec.group, poll_old)
         messages: list[MessageExt] = []
@@ -238,6 +240,7 @@ class HandOverConsumer(Consumer):
             messages = self._poll_new(max_count, wait_ms)
         except BaseException as exc:  # raised below, after the other thread has ended its poll
             error = exc
+        is_waiting = False
         found = thread.end(self._old.wake)
         if isinstance(found, list):
             messages += self._returned_excess(found, max_count - len(messages))

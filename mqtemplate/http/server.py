@@ -198,7 +198,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128
+    request_queue_size = 1_024  # a client that finds it full tries again after a second
 
     def __init__(self, owner: HttpServer, address: tuple[str, int]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

@@ -20,7 +20,9 @@ from mqtemplate.numbers import parse_number
 # --- addresses and sockets ------------------------------------------------------------------------
 
 
-_BACKLOG = 1_024
+_BACKLOG = 4_096
+"""Connections that may wait while the I/O thread is busy; the system may have a lower limit, such as Linux'
+``net.core.somaxconn``. A client that does not find a place tries again after 1, 2 and 4 s (``man 7 tcp``)."""
 _MAPPED = "::ffff:"
 
 

@@ -124,8 +124,9 @@ class Acceptor:
 class Handshake:
     """Detection of TLS, and the handshake if the client uses it, without blocking the I/O thread.
 
-    The key exchange takes about a millisecond, so each step waits for the open connections, and addresses take turns.
-    The socket is not watched while a step waits: with hundreds that wait, each wait of the loop would report them all.
+    The detection looks at the first byte. The key exchange takes about a millisecond, so each step of the handshake
+    waits for the open connections, and addresses take turns. The socket is not watched while a step waits: with
+    hundreds that wait, each wait of the loop would report them all.
 
     Args:
         tls: None: no client uses TLS.
@@ -153,20 +154,26 @@ class Handshake:
         self.loop.watch(self.sock, READ, self)
 
     def on_ready(self, events: int) -> None:
-        if not self._is_in_line and not self._is_done:
-            self._is_in_line = True
-            self.loop.unwatch(self._tls or self.sock)
-            self.loop.turns.add(self.remote.ip, self)
+        if self._is_in_line or self._is_done:
+            return
+        if self._tls is None:
+            self._try(self._detect)
+        else:
+            self._line_up(self._tls)
 
     def take_turn(self) -> None:
         self._is_in_line = False
-        if self._is_done:
-            return
+        if not self._is_done and self._tls is not None:
+            self._try(partial(self._handshake, self._tls))
+
+    def _line_up(self, tls: ssl.SSLSocket) -> None:
+        self._is_in_line = True
+        self.loop.unwatch(tls)
+        self.loop.turns.add(self.remote.ip, self)
+
+    def _try(self, step: Callable[[], None]) -> None:
         try:
-            if self._tls is None:
-                self._detect()
-            if self._tls is not None:
-                self._handshake(self._tls)
+            step()
         except ssl.SSLError as exc:
             self.fail(f"TLS handshake: {exc.reason or exc}")
         except OSError as exc:
@@ -190,7 +197,6 @@ class Handshake:
         try:
             first = self.sock.recv(1, socket.MSG_PEEK)  # the byte stays in the socket: it is part of what follows
         except (BlockingIOError, InterruptedError):
-            self.start()
             return
         if not first:
             self.fail("closed", is_bad=False)
@@ -199,12 +205,15 @@ class Handshake:
             timeout_ms = self.limits.frame_timeout_ms
             late = f"the TLS handshake is not complete after {format_ms(timeout_ms)}"
             self._timer = self.loop.call_later(timeout_ms, lambda: self.fail(late))
+            self.loop.unwatch(self.sock)
             self._tls = self.tls.context.wrap_socket(
                 self.sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
             )
+            self._line_up(self._tls)
         elif self.tls is not None and self.tls.mode is TlsMode.ENFORCING:
             self.fail("the client does not use TLS, which this server enforces")
         else:
+            self.loop.unwatch(self.sock)
             self._finish(PlainStream(self.sock))
 
     def _handshake(self, tls: ssl.SSLSocket) -> None:

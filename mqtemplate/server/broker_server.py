@@ -441,6 +441,9 @@ class BrokerServer(Generic[EngineT]):
         Args:
             timeout_s: Longest time to wait for requests in progress, whatever clients do; by default the
                 setting ``drain_ms`` of the sockets.
+
+        Raises:
+            StoreError: The new groups cannot be written. Everything else is done.
         """
         left = TimeLeft(self._drain_s if timeout_s is None else timeout_s)
         # First the held requests: `RemotingServer.stop` waits for the responses to all requests.
@@ -453,6 +456,7 @@ class BrokerServer(Generic[EngineT]):
         if self._thread is not None:
             self._thread.stop(left.seconds)
         self._engine.detach()
+        self.groups.file.persist()
         _log.debug("server.stopped", broker=self._engine.name)
 
     def __enter__(self) -> Self:

@@ -7,7 +7,8 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.errors import StoreFormatError
@@ -55,6 +56,10 @@ class DataVersion:
         """Count one change and return the new version."""
         self.counter += 1
         self.timestamp = now_ms
+        return self.to_json()
+
+    def to_json(self) -> dict[str, int]:
+        """Return the version as tables have it."""
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
 
 
@@ -186,11 +191,168 @@ class VersionedTable:
         self._others = {name: value for name, value in table.items() if name not in self._members}
         return table
 
+    def count_change(self) -> None:
+        """Count a change that a later `write` stores."""
+        self.version.next(self._clock.now_ms())
+
     def save(self, **members: Any) -> None:
-        """Write the table with these members and the next version."""
-        version = self.version.next(self._clock.now_ms())
+        """Count a change, and write the table."""
+        self.count_change()
+        self.write(**members)
+
+    def write(self, **members: Any) -> None:
+        """Write the table with these members."""
         texts = {name: self._texts.dump(members.pop(name)) for name in (self._entries,) if name in members}
-        write_table(self._store_files, self.name, self._others | {"dataVersion": version} | members, texts)
+        head = {"dataVersion": self.version.to_json()}
+        write_table(self._store_files, self.name, self._others | head | members, texts)
+
+
+_ValueT = TypeVar("_ValueT")
+
+
+@dataclass(slots=True, eq=False)
+class _EntryChange(Generic[_ValueT]):
+    """A change of entries that waits for its write.
+
+    Attributes:
+        of: Returns the changed entries; the same object if nothing changes.
+        error: Of the write.
+    """
+
+    of: Callable[[dict[str, _ValueT]], dict[str, _ValueT]]
+    is_done: bool = False
+    error: BaseException | None = None
+
+
+class EntryTable(Generic[_ValueT]):
+    """Entries by name in a file. One write contains the changes of all threads that wait for one.
+
+    - `change` returns when the change is in the file. If the write fails, the entries are as before.
+    - `add_later` neither waits nor fails: the next `change` or `persist` writes the entries. A crash before loses them.
+    - At most one write is in progress. It holds no lock that `add_later` or a reader needs.
+    - Thread-safe.
+
+    Args:
+        name: The file.
+        member: The member of the file that has the entries.
+        to_json: Returns the entry in the file: the same object for the same value.
+
+    Attributes:
+        entries: They are replaced by each change, never changed.
+    """
+
+    def __init__(
+        self,
+        store_files: StoreFiles,
+        clock: Clock,
+        name: str,
+        member: str,
+        to_json: Callable[[_ValueT], Mapping[str, Any]],
+    ) -> None:
+        self.entries: dict[str, _ValueT] = {}
+        self._file = VersionedTable(store_files, clock, name, entries=member)
+        self._member = member
+        self._to_json = to_json
+        self._writing = threading.Lock()  # held during a write
+        self._lock = threading.Lock()  # protects what follows, and *entries*
+        self._waiting: list[_EntryChange[_ValueT]] = []
+        self._unwritten: set[str] = set()  # names of `add_later`
+        self._on_change: Callable[[], None] = lambda: None
+
+    def load(self, parse: Callable[[dict[str, Any]], dict[str, _ValueT]]) -> None:
+        """Read the file.
+
+        Args:
+            parse: Makes the entries of what the file has.
+
+        Raises:
+            StoreFormatError: It cannot be read, or *parse* finds values of other types than expected.
+        """
+        table = self._file.load()
+        with format_errors(self._file.name):
+            self.entries = parse(dict(table.get(self._member, {})))
+
+    @property
+    def version(self) -> DataVersion:
+        """Number of changes of this table."""
+        return self._file.version
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call *changed* after each `add_later`, which only `persist` may write."""
+        self._on_change = changed
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of changes that wait for the write after the one that is in progress."""
+        return len(self._waiting)
+
+    def is_written(self, name: str) -> bool:
+        """Return True if an entry exists and is in the file, so that a crash does not lose it."""
+        return name in self.entries and name not in self._unwritten
+
+    def add_later(self, entries: Mapping[str, _ValueT]) -> None:
+        """Add the entries whose names are missing."""
+        with self._lock:
+            new = {name: value for name, value in entries.items() if name not in self.entries}
+            if not new:
+                return
+            self.entries = self.entries | new
+            self._unwritten = self._unwritten | new.keys()
+            self._file.count_change()
+        self._on_change()
+
+    def persist(self) -> None:
+        """Write what `add_later` has added.
+
+        Raises:
+            StoreError: The file cannot be written. The entries stay, and the next call tries again.
+        """
+        if self._unwritten:
+            self.change(lambda entries: entries)
+
+    def change(self, change: Callable[[dict[str, _ValueT]], dict[str, _ValueT]]) -> None:
+        """Change the entries, and return when they are in the file.
+
+        Args:
+            change: Returns the changed entries; the same object if nothing changes. Another thread may call it.
+
+        Raises:
+            StoreError: The file cannot be written.
+        """
+        waiting = _EntryChange(change)
+        with self._lock:
+            self._waiting.append(waiting)
+        with self._writing:
+            if not waiting.is_done:  # the write that was in progress began before this change
+                self._write_waiting()
+        if waiting.error is not None:
+            raise waiting.error
+
+    def _write_waiting(self) -> None:
+        with self._lock:
+            changes, self._waiting = self._waiting, []
+            before, unwritten = self.entries, self._unwritten
+        try:
+            self._write(changes, before, unwritten)
+        except BaseException as exc:
+            for each in changes:
+                each.error = exc
+        for each in changes:
+            each.is_done = True
+
+    def _write(self, changes: list[_EntryChange[_ValueT]], before: dict[str, _ValueT], unwritten: set[str]) -> None:
+        entries = before
+        for each in changes:
+            entries = each.of(entries)
+        if entries is not before:
+            self._file.count_change()
+        elif not unwritten:
+            return
+        self._file.write(**{self._member: {name: self._to_json(value) for name, value in entries.items()}})
+        with self._lock:
+            added = {name: value for name, value in self.entries.items() if name not in before}  # during the write
+            self.entries = entries | added if added else entries
+            self._unwritten = set(added)
 
 
 _READ_AND_WRITE = 6
@@ -199,28 +361,37 @@ _READ_AND_WRITE = 6
 class TopicTable:
     """Topic -> number of its queues. All other settings that RocketMQ keeps for a topic stay as they were found.
 
-    A method that changes the table writes the file first. If that raises `StoreError`, the table is as before.
+    Each change is written first, but those of `add_later`. If that raises `StoreError`, the table is as before.
+
+    Attributes:
+        file: The entries, and how they are written.
     """
 
     def __init__(self, store_files: StoreFiles, clock: Clock) -> None:
-        self._file = VersionedTable(store_files, clock, "config/topics.json", entries="topicConfigTable")
-        self._lock = threading.Lock()
-        self._table: dict[str, dict[str, Any]] = {}
+        self.file: EntryTable[dict[str, Any]] = EntryTable(
+            store_files, clock, "config/topics.json", "topicConfigTable", lambda config: config
+        )
+
+    @property
+    def _table(self) -> dict[str, dict[str, Any]]:
+        return self.file.entries
 
     def load(self) -> None:
         """Read the file."""
-        table = self._file.load()
-        with format_errors(self._file.name):
-            self._table = dict(table.get("topicConfigTable", {}))
-            check_names("topic", self._table)
-            for config in self._table.values():  # the numbers that the broker and its tools read
+
+        def parse(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
+            check_names("topic", table)
+            for config in table.values():  # the numbers that the broker and its tools read
                 for name in ("writeQueueNums", "readQueueNums", "perm"):
                     int(config.get(name, 0))
+            return table
+
+        self.file.load(parse)
 
     @property
     def version(self) -> DataVersion:
         """Number of changes of this table."""
-        return self._file.version
+        return self.file.version
 
     @property
     def state(self) -> object:
@@ -262,15 +433,9 @@ class TopicTable:
 
         The number is never reduced, because the queues may contain messages.
         """
-        with self._lock:
-            if queue_count <= self.queue_count(topic):
-                return self.queue_count(topic)
-            found = self._table.get(topic, {})
-            # RocketMQ removes queues in two steps: it reduces the write queues first, then the read queues.
-            read_count = max(queue_count, int(found.get("readQueueNums", 0)))
-            counts = {"readQueueNums": read_count, "writeQueueNums": queue_count}
-            self._write(self._table | {topic: _default_config(topic) | found | counts})
-            return queue_count
+        if queue_count > self.queue_count(topic) or not self.file.is_written(topic):
+            self.file.change(lambda table: _with_queues(table, topic, queue_count))
+        return self.queue_count(topic)
 
     def update(self, topic: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Change settings of *topic*; create it if missing. An administrator may also reduce the queues.
@@ -279,31 +444,48 @@ class TopicTable:
             All settings of the topic.
         """
         self.update_all({topic: changes})
-        return _default_config(topic) | self._table[topic]
+        return _default_config(topic) | self._table.get(topic, {})
 
     def update_all(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Change or create several topics, as `update` does, and write the file once."""
-        with self._lock:
+
+        def updated(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
             changed = {
                 topic: config
                 for topic, change in changes.items()
-                if (config := _default_config(topic) | self._table.get(topic, {}) | dict(change))
-                != self._table.get(topic)
+                if (config := _default_config(topic) | table.get(topic, {}) | dict(change)) != table.get(topic)
             }
-            if changed:
-                self._write(self._table | changed)
+            return table | changed if changed else table
+
+        self.file.change(updated)
+
+    def add_later(self, topics: Mapping[str, Mapping[str, Any]]) -> None:
+        """Create the missing ones of several topics with these settings. They are written soon, see `EntryTable`.
+
+        Before a message is stored in such a topic, `create` it.
+        """
+        self.file.add_later({topic: _default_config(topic) | dict(settings) for topic, settings in topics.items()})
 
     def delete(self, topic: str) -> bool:
         """Delete *topic*. Return False if it is unknown."""
-        with self._lock:
-            if topic not in self._table:
-                return False
-            self._write({name: config for name, config in self._table.items() if name != topic})
-            return True
+        found = False
 
-    def _write(self, table: dict[str, dict[str, Any]]) -> None:
-        self._file.save(topicConfigTable=table)
-        self._table = table
+        def without(table: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+            nonlocal found
+            found = topic in table
+            return {name: config for name, config in table.items() if name != topic} if found else table
+
+        self.file.change(without)
+        return found
+
+
+def _with_queues(table: dict[str, dict[str, Any]], topic: str, queue_count: int) -> dict[str, dict[str, Any]]:
+    found = table.get(topic, {})
+    if queue_count <= int(found.get("writeQueueNums", 0)):
+        return table
+    # RocketMQ removes queues in two steps: it reduces the write queues first, then the read queues.
+    counts = {"readQueueNums": max(queue_count, int(found.get("readQueueNums", 0))), "writeQueueNums": queue_count}
+    return table | {topic: _default_config(topic) | found | counts}
 
 
 def _default_config(topic: str) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.running import CommandLine, place, prepare
+from tests.cli.running import PATIENT, CommandLine, place, prepare
 
 
 @pytest.fixture(params=["folder", "server"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[CommandLine]:
     (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "application.yml").write_text(PATIENT)
     with place(request.param, tmp_path, prepare) as name_server:
         yield CommandLine(name_server, tmp_path / "config", capsys)
 

@@ -84,6 +84,13 @@ def place(kind: str, folder: Path, prepare: Callable[[Broker], None]) -> Iterato
         yield settings.name_servers[0]
 
 
+PATIENT = """
+rocketmq: {producer: {send-message-timeout: 10m}}
+mqtemplate: {cluster: {request-timeout-ms: 10m}}
+"""
+"""Configuration of commands that do not fail because the machine or its disk is slow: the default is 3 s."""
+
+
 def prepare(broker: Broker) -> None:
     """Fill a broker for the tests of this folder."""
     fill(broker)

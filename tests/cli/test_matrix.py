@@ -8,7 +8,7 @@ import pytest
 
 from mqtemplate.brokers import EmbeddedBroker
 from tests.cli.matrix import COMMANDS, PAGE, Place, application, check, is_of_application, table
-from tests.cli.running import CommandLine, place, prepare
+from tests.cli.running import PATIENT, CommandLine, place, prepare
 from tests.cli.test_dashboard_command import Client, base_of, dashboard
 from tests.operations.brokers import server
 
@@ -42,6 +42,7 @@ def test_a_directory_that_an_application_has_open(tmp_path: Path, capsys: pytest
 
 
 def test_our_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "application.yml").write_text(PATIENT)
     with place("server", tmp_path, prepare) as name_server, application(name_server) as url:
         run = CommandLine(name_server, tmp_path, capsys)
         check(Place(run, tmp_path / "store", url), "our server")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -26,6 +28,7 @@ from mqtemplate.errors import (
     UnsupportedError,
 )
 from mqtemplate.handover import HandOverBroker, HandOverOptions
+from mqtemplate.handover.consuming import HandOverConsumer
 from mqtemplate.message import Message, MessageExt, MessageQueue, Property
 from mqtemplate.outbox import SQLAlchemyOutbox, outbox_tables
 from mqtemplate.pending import PendingQuery
@@ -33,6 +36,7 @@ from mqtemplate.results import TransactionState
 from mqtemplate.selectors.tags import TagSelector
 from mqtemplate.testing import Harness
 from tests.handover.brokers import MOVES, TwoBrokers, bodies
+from tests.waiting import PATIENCE_S
 
 SHOP = {"rocketmq.producer.group": "shop"}
 
@@ -568,3 +572,35 @@ def test_a_group_whose_first_offset_the_new_broker_has_lost_skips_nothing_at_the
 
     assert brokers.new.groups.committed_offset("billing", queue) == 2
     brokers.close()
+
+
+# --- wakes -----------------------------------------------------------------------------------------
+
+
+def test_a_poll_that_does_not_wait_leaves_a_wake_to_the_next_that_waits() -> None:
+    """A member of both brokers polls each of them without waiting first: it waited for 5 s after such a wake."""
+    with ThreadPoolExecutor() as pool, EmbeddedBroker() as broker:
+        broker.create_topic("orders", 1)
+        member = broker.groups.subscribe(ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()}))
+        member.wake()
+
+        assert member.poll(1) == []
+        assert pool.submit(member.poll, 1, 3_600_000).result(PATIENCE_S) == []
+        member.close()
+
+
+def test_a_wake_of_the_member_at_the_old_broker_ends_the_wait_for_both() -> None:
+    """It wakes its caller after a rebalance: the new queues were locked after up to 5 s."""
+    order: Any = None  # no queue is locked
+    with ThreadPoolExecutor() as pool, EmbeddedBroker() as old_broker, EmbeddedBroker() as new_broker:
+        spec = ConsumerSpec(group="billing", subscriptions={"orders": TagSelector()})
+        for broker in (old_broker, new_broker):
+            broker.create_topic("orders", 1)
+        old, new = old_broker.groups.subscribe(spec), new_broker.groups.subscribe(spec)
+        member = HandOverConsumer(spec, old, new, order, is_virtual=False)
+
+        for _ in range(2):
+            polled = pool.submit(member.poll, 1, 3_600_000)
+            old.wake()
+            assert polled.result(PATIENCE_S) == []
+        member.close()

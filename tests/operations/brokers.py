@@ -16,6 +16,8 @@ from mqtemplate.server import BrokerServerSettings, LocalCluster
 
 HOUR_MS = 3_600_000
 KINDS = ("memory", "folder", "server")
+PATIENCE_MS = 600_000
+"""Timeout of requests. On a slow disk one may take longer than the usual three seconds."""
 CAUSE = {
     "dead_letter_exception": "shop.CardRefusedError",
     "dead_letter_message": "card 4466 expired",
@@ -36,11 +38,13 @@ def fill(broker: Broker) -> None:
     queues = broker.queues("orders")
     for number in range(10):
         properties = {Property.KEYS: f"order-{number}", Property.TAGS: "paid" if number % 2 else "open"}
-        broker.sends.send(Message("orders", b'{"number": %d}' % number, properties), queues[number % 2])
+        message = Message("orders", b'{"number": %d}' % number, properties)
+        broker.sends.send(message, queues[number % 2], timeout_ms=PATIENCE_MS)
     for hours in (1, 2, 30):
         due = {Property.TIMER_DELAY_MS: str(hours * HOUR_MS), Property.KEYS: f"due-{hours}", Property.TAGS: "reminder"}
-        broker.sends.send(Message("reminders", b"in %d hours" % hours, due))
-    broker.sends.send(Message("reminders", b"by level", {Property.DELAY: "18", Property.KEYS: "due-level"}))
+        broker.sends.send(Message("reminders", b"in %d hours" % hours, due), timeout_ms=PATIENCE_MS)
+    by_level = Message("reminders", b"by level", {Property.DELAY: "18", Property.KEYS: "due-level"})
+    broker.sends.send(by_level, timeout_ms=PATIENCE_MS)
 
 
 def create_dead_letters(broker: Broker, group: str = "billing", count: int = 3) -> None:
@@ -88,6 +92,7 @@ def server(folder: Path) -> Iterator[RemoteSettings]:
     cluster = LocalCluster(engine, BrokerServerSettings(listen=address))
     cluster.start()
     try:
-        yield RemoteSettings(name_servers=(str(address),), offset_path=folder / "offsets")
+        offsets = folder / "offsets"
+        yield RemoteSettings(name_servers=(str(address),), offset_path=offsets, request_timeout_ms=PATIENCE_MS)
     finally:
         cluster.stop()

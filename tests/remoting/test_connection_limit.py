@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from mqtemplate.clock import SystemClock
 from mqtemplate.message import HostAddress
-from mqtemplate.remoting import RemotingServerSettings
+from mqtemplate.processes import raise_descriptor_limit
+from mqtemplate.remoting import RemotingServer, RemotingServerSettings
 from mqtemplate.remoting.settings import ConnectionLimit
 from tests.remoting.conftest import OpenPeer, StartServer
 from tests.remoting.wire import RawPeer, echo
+from tests.waiting import eventually
 
 HERE, ABROAD = HostAddress("127.0.0.1", 1), HostAddress("10.0.0.9", 1)
 
@@ -23,6 +29,15 @@ HERE, ABROAD = HostAddress("127.0.0.1", 1), HostAddress("10.0.0.9", 1)
 def sock() -> Iterator[socket.socket]:
     with socket.socket() as sock:
         yield sock
+
+
+@pytest.fixture
+def open_files() -> Iterator[int]:
+    """Raise the limit of open files as far as possible, and yield it."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_descriptor_limit()
+    yield resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.fixture
@@ -37,6 +52,32 @@ def few_descriptors() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads TCP_INFO of Linux")
+def test_clients_that_connect_at_once_while_the_server_is_busy_all_find_a_place(open_files: int) -> None:
+    """A connection that finds no place in the queue of the socket is tried again after 1 s, then 2 s, then 4 s."""
+    limit = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    count = min(1_100, limit, open_files // 3)
+    settings = RemotingServerSettings(max_connections_per_address=count)
+    server = RemotingServer(HostAddress("127.0.0.1", 0), settings, SystemClock())
+    server.bind()  # it accepts no connection yet
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop, 0)
+        socks = [stack.enter_context(socket.create_connection(server.address, 20.0)) for _ in range(count)]
+        repeated = [syns for sock in socks if (syns := total_retransmits(sock))]
+        server.start()
+
+        assert not repeated
+        eventually(lambda: len(server.connections()) == count, "the server accepts all of them")
+        assert server.refused_connections.value == 0
+
+
+def total_retransmits(sock: socket.socket) -> int:
+    """Return how many packets of a connection were sent again. Source: ``linux/tcp.h``: ``tcp_info``."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    return int.from_bytes(info[100:104], sys.byteorder)
 
 
 def test_an_address_has_half_of_the_connections(sock: socket.socket) -> None:

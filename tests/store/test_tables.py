@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mqtemplate.clock import VirtualClock
-from mqtemplate.errors import StoreFormatError
+from mqtemplate.engine.topics import EntryWriter
+from mqtemplate.errors import StoreError, StoreFormatError, StoreFullError
 from mqtemplate.store import tables
 from mqtemplate.store.files.folder_store_files import FolderStoreFiles
 from mqtemplate.store.files.store_files import MemoryStoreFiles
 from mqtemplate.store.tables import ConsumerOffsets, EntryTexts, TopicTable, dump_json, write_table
 from tests.golden import check_script, scripts_in
+from tests.waiting import PATIENCE_S, eventually
 
 
 class TablesScript:
@@ -142,3 +146,109 @@ def test_a_new_topic_encodes_no_other_topic(monkeypatch: pytest.MonkeyPatch) -> 
     table.create("orders", 4)
 
     assert [entry["topicName"] for entry in encoded if "topicName" in entry] == ["orders"]  # type: ignore[index,operator]
+
+
+# --- writes that changes share ---------------------------------------------------------------------
+
+
+class SlowFiles(MemoryStoreFiles):
+    """Files whose first write waits until `release`.
+
+    Attributes:
+        writes: The topics in each write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[list[str]] = []
+        self.is_writing, self._may_end = threading.Event(), threading.Event()
+        self.error: StoreError | None = None
+
+    def release(self) -> None:
+        self._may_end.set()
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        self.writes.append([*json.loads(data)["topicConfigTable"]])
+        self.is_writing.set()
+        assert self._may_end.wait(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        super().write_bytes(name, data)
+
+
+def create_during_a_write(files: SlowFiles, table: TopicTable, count: int) -> list[Future[int]]:
+    """Create the topic "first", and *count* more while it is written. Return when they wait."""
+    with ThreadPoolExecutor(count + 1) as pool:
+        created = [pool.submit(table.create, "first", 4)]
+        assert files.is_writing.wait(PATIENCE_S)
+        created += [pool.submit(table.create, f"topic-{number}", 4) for number in range(count)]
+        eventually(lambda: table.file.waiting_count == count, "the changes wait")
+        table.add_later({"later": {"writeQueueNums": 1}})  # it does not wait
+        files.release()
+    return created
+
+
+def test_changes_during_a_write_share_the_next_one() -> None:
+    """Each new topic had two flushes of its own, beside which the flushes of messages waited."""
+    files = SlowFiles()
+    table = TopicTable(files, VirtualClock())
+
+    created = create_during_a_write(files, table, 5)
+
+    assert [each.result() for each in created] == [4] * 6
+    assert [sorted(names) for names in files.writes] == [
+        ["first"],
+        sorted(["first", "later", *(f"topic-{number}" for number in range(5))]),
+    ]
+    assert table.file.is_written("later")
+
+
+def test_changes_that_share_a_write_that_fails_are_not_made() -> None:
+    files = SlowFiles()
+    table = TopicTable(files, VirtualClock())
+    files.error = StoreFullError("no space")
+
+    created = create_during_a_write(files, table, 3)
+
+    assert all(isinstance(each.exception(), StoreFullError) for each in created)
+    assert table.names() == ["later"]
+    assert not table.file.is_written("later")
+    files.error = None
+    assert table.create("orders", 4) == 4
+    assert files.writes[-1] == ["later", "orders"]
+
+
+def test_a_topic_that_is_added_during_a_write_is_in_the_next_one() -> None:
+    files = SlowFiles()
+    table = TopicTable(files, VirtualClock())
+    writing = threading.Thread(target=table.create, args=("first", 4))
+    writing.start()
+    assert files.is_writing.wait(PATIENCE_S)
+
+    table.add_later({"later": {"writeQueueNums": 1}})
+    files.release()
+    writing.join()
+
+    assert (table.names(), table.file.is_written("later")) == (["first", "later"], False)
+    table.file.persist()
+    table.file.persist()
+    assert files.writes == [["first"], ["first", "later"]]
+    assert table.version.counter == 2
+
+
+def test_a_table_is_written_some_time_after_the_first_addition() -> None:
+    files, clock = SlowFiles(), VirtualClock()
+    files.release()
+    table = TopicTable(files, clock)
+    writer = EntryWriter(clock, 5_000, table.file)
+
+    for topic in ("a", "b"):
+        table.add_later({topic: {"writeQueueNums": 1}})
+        writer.service.step()
+        clock.move_ms(2_499)
+    before = list(files.writes)
+    clock.move_ms(2)
+    writer.service.step()
+
+    assert before == []
+    assert files.writes == [["a", "b"]]

@@ -89,12 +89,12 @@ class PopMember(Consumer):
         with self._changed:
             self._check_open()
             if without:
-                self._wait(deadline)
+                self._wait(deadline, keeps_wake=wait_ms <= 0)
                 return []
             if not self._fetched:
                 self._wanted = max_count
                 self._changed.notify_all()
-                self._wait(deadline)
+                self._wait(deadline, keeps_wake=wait_ms <= 0)
                 self._wanted = 0  # a request that waits at the proxy goes on; its messages are for the next call
             failure, self._failure = self._failure, None
             if failure is not None and not self._fetched:
@@ -102,14 +102,15 @@ class PopMember(Consumer):
             taken = [self._fetched.popleft() for _ in range(min(max_count, len(self._fetched)))]
             return [self._take(received) for received in taken]
 
-    def _wait(self, deadline: float) -> None:
+    def _wait(self, deadline: float, *, keeps_wake: bool) -> None:
         """Wait for messages, an error, or a wake; the caller has the lock."""
         while not (self._fetched or self._failure is not None or self._is_woken or self._closed.is_set()):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
             self._changed.wait(left_s)
-        self._is_woken = False
+        if not keeps_wake:
+            self._is_woken = False
         self._check_open()
 
     def _check_open(self) -> None:

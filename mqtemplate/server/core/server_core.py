@@ -65,7 +65,7 @@ class ServerCore:
         self.access = access
         self.topics = topics = TopicConfigs(engine, settings)
         self.groups = groups = SubscriptionGroupTable(
-            store.store_files, clock, auto_create=settings.auto_create_subscription_group
+            store.store_files, clock, engine.entry_writer, auto_create=settings.auto_create_subscription_group
         )
         self.modes = RequestModes(store.store_files)
         self.limits = limits = ClientLimits(

@@ -6,7 +6,9 @@ Source: RocketMQ ``proxy: RouteActivity``, ``SendMessageActivity``, ``EndTransac
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -109,7 +111,7 @@ class GrpcProducing:
         self._max_batch = core.settings.max_batch_messages
         self.next_queue = itertools.count().__next__
         # Where the half messages of open transactions are: recent ones, the index knows the others.
-        self._halves: dict[tuple[str, str], _Half] = {}
+        self._halves: OrderedDict[tuple[str, str], _Half] = OrderedDict()
 
     # --- routes --------------------------------------------------------------------------------
 
@@ -216,7 +218,9 @@ class GrpcProducing:
 
     def _remember(self, topic: str, transaction_id: str, half: _Half) -> None:
         if len(self._halves) >= _MAX_HALVES:
-            self._halves.pop(next(iter(self._halves)), None)
+            # Other threads change it: an iterator would fail.
+            with contextlib.suppress(KeyError):
+                self._halves.popitem(last=False)
         self._halves[topic, transaction_id] = half
 
     def check_command(self, check: TransactionCheck) -> bytes:

@@ -257,7 +257,7 @@ class SendBackProcessor:
         checked = self.send_backs.check(back)
         if checked is None:
             return request.response()  # The group has no retries.
-        if not self.send_backs.topics.table.has(checked.topic):
+        if not self.send_backs.topics.has_queue(checked.topic, -1):
             return self.deferred_work.run(connection, request, partial(self._store, connection, request, checked))
         self._store(connection, request, checked)
         return None

@@ -7,10 +7,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mqtemplate.clock import Clock
 from mqtemplate.engine.clients import Owner
+from mqtemplate.engine.topics import EntryWriter
 from mqtemplate.errors import DestinationError, RemoteProtocolError
 from mqtemplate.remoting.protocol.bodies.group import SetMessageRequestModeRequestBody, SubscriptionGroupConfig
 from mqtemplate.remoting.protocol.bodies.json_body import JsonBody
@@ -21,10 +22,9 @@ from mqtemplate.server.requests.refusal import RefusedError
 from mqtemplate.server.state.limits import ClientLimits
 from mqtemplate.server.state.topics import TopicConfigs
 from mqtemplate.store.files.store_files import StoreFiles
-from mqtemplate.store.tables import DataVersion, EntryTexts, check_names, format_errors, read_table, write_table
+from mqtemplate.store.tables import EntryTable, check_names, format_errors, read_table, write_table
 from mqtemplate.topics import RETRY_TOPIC_PREFIX, check_topic
 
-_T = TypeVar("_T")
 _BodyT = TypeVar("_BodyT", bound=JsonBody)
 
 _SYSTEM_GROUPS = {
@@ -43,29 +43,39 @@ _SYSTEM_GROUPS = {
 """Source: ``broker: SubscriptionGroupManager.init``."""
 
 
+class _StoredGroup(NamedTuple):
+    """Settings of a group, and the same as in the file, with settings that are unknown here."""
+
+    config: SubscriptionGroupConfig
+    stored: dict[str, Any]
+
+
 class SubscriptionGroupTable:
     """Table from group name to settings, in RocketMQ's format.
 
-    - A new group has the default settings. They are stored by the first request that names the group (`ensure`).
-    - A change is on disk before the call returns.
+    - A new group has the default settings. They are stored by the first request that names the group (`ensure`,
+      `create`), soon after its response: a crash before loses nothing, since the next request stores the same.
+    - A change of an administrator is on disk before the call returns.
     - Settings that only a newer RocketMQ knows are preserved.
 
     Args:
         auto_create: False if `ensure` may not create groups.
+        writer: Writes what `ensure` and `create` add.
+
+    Attributes:
+        file: The entries, and how they are written.
     """
 
-    _NAME = "config/subscriptionGroup.json"
-
-    def __init__(self, store_files: StoreFiles, clock: Clock, *, auto_create: bool = True) -> None:
-        self._store_files = store_files
-        self._clock = clock
+    def __init__(
+        self, store_files: StoreFiles, clock: Clock, writer: EntryWriter | None = None, *, auto_create: bool = True
+    ) -> None:
         self._auto_create = auto_create
-        self._lock = threading.Lock()
-        self._version = DataVersion()
-        self._table: dict[str, SubscriptionGroupConfig] = {}
-        self._stored: dict[str, dict[str, Any]] = {}  # the same as in the file, with settings that are unknown here
-        self._texts = EntryTexts()
-        self._other: dict[str, Any] = {}
+        self.file: EntryTable[_StoredGroup] = EntryTable(
+            *(store_files, clock, "config/subscriptionGroup.json", "subscriptionGroupTable"),
+            lambda group: group.stored,
+        )
+        if writer is not None:
+            writer.add(self.file)
 
     def load(self) -> None:
         """Read the file.
@@ -73,46 +83,46 @@ class SubscriptionGroupTable:
         Raises:
             StoreFormatError: The file is not such a table.
         """
-        table = read_table(self._store_files, self._NAME)
-        with format_errors(self._NAME):
-            self._version = DataVersion.of(table)
-            self._stored = dict(table.pop("subscriptionGroupTable", {}))
-            check_names("group", self._stored)
-            self._table = {group: _parsed(SubscriptionGroupConfig, config) for group, config in self._stored.items()}
-        table.pop("dataVersion", None)
-        self._other = table
+
+        def parse(table: dict[str, Any]) -> dict[str, _StoredGroup]:
+            check_names("group", table)
+            return {
+                name: _StoredGroup(_parsed(SubscriptionGroupConfig, stored), stored) for name, stored in table.items()
+            }
+
+        self.file.load(parse)
 
     @property
     def version(self) -> DataVersionBody:
         """Number of changes of the table, for clients that compare tables."""
-        return DataVersionBody(**vars(self._version))
+        return DataVersionBody(**vars(self.file.version))
 
     def all(self) -> dict[str, SubscriptionGroupConfig]:
         """Return all groups by name, RocketMQ's system groups included."""
-        return _SYSTEM_GROUPS | self._table
+        return _SYSTEM_GROUPS | {name: group.config for name, group in self.file.entries.items()}
 
     def count(self) -> int:
         """Return the number of groups in the table."""
-        return len(self._table)
+        return len(self.file.entries)
 
     def find(self, group: str) -> SubscriptionGroupConfig | None:
         """Return the settings of *group*, or None if it does not exist. System groups always exist."""
-        return self._table.get(group) or _SYSTEM_GROUPS.get(group)
+        found = self.file.entries.get(group)
+        return _SYSTEM_GROUPS.get(group) if found is None else found.config
 
     def ensure(self, group: str) -> SubscriptionGroupConfig:
         """Return the settings of *group*. Create it if it is missing.
 
         Raises:
             RefusedError: The group is missing and may not be created, or its name is illegal.
-            StoreError: The table could not be written; it is as before.
         """
         found = self.find(group)
         if found is not None:
             return found
         self.check_new(group)
         created = SubscriptionGroupConfig(group_name=group)
-        self.put([created])
-        return created
+        self.create([created])
+        return self.find(group) or created
 
     def check_new(self, group: str) -> None:
         """Check that a client may create *group*.
@@ -133,18 +143,27 @@ class SubscriptionGroupTable:
                 f"group {group!r} does not exist; create it first, or set auto-create-subscription-group to true",
             )
 
+    def create(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
+        """Create the missing ones of several groups. They are written soon."""
+        self.file.add_later({config.group_name: _StoredGroup(config, config.to_json()) for config in configs})
+
     def put(self, configs: Iterable[SubscriptionGroupConfig]) -> None:
         """Create or change groups.
 
         Raises:
             StoreError: The table could not be written; it is as before.
         """
-        with self._lock:
-            changes = {config.group_name: config for config in configs}
-            changed = {group: config for group, config in changes.items() if self._table.get(group) != config}
-            if changed:
-                stored = {group: self._stored.get(group, {}) | config.to_json() for group, config in changed.items()}
-                self._write(self._table | changed, self._stored | stored)
+        latest = {config.group_name: config for config in configs}
+
+        def updated(table: dict[str, _StoredGroup]) -> dict[str, _StoredGroup]:
+            changed = {}
+            for name, config in latest.items():
+                found = table.get(name)
+                if found is None or found.config != config:
+                    changed[name] = _StoredGroup(config, ({} if found is None else found.stored) | config.to_json())
+            return table | changed if changed else table
+
+        self.file.change(updated)
 
     def delete(self, group: str) -> bool:
         """Delete *group*. Return False if it does not exist.
@@ -152,17 +171,15 @@ class SubscriptionGroupTable:
         Raises:
             StoreError: The table could not be written; it is as before.
         """
-        with self._lock:
-            if group not in self._table:
-                return False
-            self._write(_without(self._table, group), _without(self._stored, group))
-            return True
+        found = False
 
-    def _write(self, table: dict[str, SubscriptionGroupConfig], stored: dict[str, dict[str, Any]]) -> None:
-        version = self._version.next(self._clock.now_ms())
-        entries = {"subscriptionGroupTable": self._texts.dump(stored)}
-        write_table(self._store_files, self._NAME, self._other | {"dataVersion": version}, entries)
-        self._table, self._stored = table, stored
+        def without(table: dict[str, _StoredGroup]) -> dict[str, _StoredGroup]:
+            nonlocal found
+            found = group in table
+            return {name: each for name, each in table.items() if name != group} if found else table
+
+        self.file.change(without)
+        return found
 
 
 class RequestModes:
@@ -265,10 +282,6 @@ def pull_beside_pop_error(group: str) -> RefusedError:
     )
 
 
-def _without(table: dict[str, _T], group: str) -> dict[str, _T]:
-    return {name: value for name, value in table.items() if name != group}
-
-
 def _parsed(kind: type[_BodyT], value: Mapping[str, Any]) -> _BodyT:
     try:
         return kind.from_json(value)
@@ -317,7 +330,10 @@ class ClientCreations:
         return config.retry_queue_nums <= 0 or self.topics.table.has(RETRY_TOPIC_PREFIX + group)
 
     def groups_of(self, owner: Owner, names: Iterable[str]) -> list[RefusedError]:
-        """Create the missing groups of a client, with one write of each table. Return why some were refused."""
+        """Create the missing groups of a client, and their retry topics. Return why some were refused.
+
+        It does not wait until they are written; see `SubscriptionGroupTable`.
+        """
         groups, refusals = self.groups, []
         wanted = dict.fromkeys(names)
         new = []
@@ -331,7 +347,7 @@ class ClientCreations:
             try:
                 with self.limits.new_groups.creating(owner, len(new)):
                     # Made only now: a client that is refused may send hundreds of groups again and again.
-                    groups.put(SubscriptionGroupConfig(group_name=name) for name in new)
+                    groups.create(SubscriptionGroupConfig(group_name=name) for name in new)
             except RefusedError as exc:
                 refusals.append(exc.with_traceback(None))
             self.pause()

@@ -82,9 +82,8 @@ class TopicConfigs:
         Raises:
             StoreError: The table could not be written.
         """
-        for config in self._expected_topics():
-            if self.table.config(config.topic_name) is None:
-                self.table.update(config.topic_name, config.to_json())
+        expected = {config.topic_name: config.to_json() for config in self._expected_topics()}
+        self.table.update_all({topic: settings for topic, settings in expected.items() if not self.table.has(topic)})
 
     def _expected_topics(self) -> list[TopicConfig]:
         """Return the topics that RocketMQ creates. Source: ``TopicConfigManager.init``."""
@@ -177,12 +176,12 @@ class TopicConfigs:
     # --- messages ------------------------------------------------------------------------------
 
     def has_queue(self, topic: str, queue_id: int) -> bool:
-        """Return True if neither the topic nor the file of the queue has to be created. A disk may take 100 ms.
+        """Return True if neither the topic nor the file of the queue has to be written. A disk may take 100 ms.
 
         Args:
             queue_id: If negative, any queue.
         """
-        return self.table.has(topic) and (queue_id < 0 or self._store.has_queue(topic, queue_id))
+        return self.table.file.is_written(topic) and (queue_id < 0 or self._store.has_queue(topic, queue_id))
 
     def queue_count(self, topic: str) -> int:
         """Return the number of queues that *topic* has for producers or for consumers; 0 if it does not exist."""
@@ -265,7 +264,9 @@ class TopicConfigs:
         return template
 
     def create_group_topic(self, topic: str, queue_nums: int) -> None:
-        """Create the retry topic or the dead letter topic of a group, if it is missing.
+        """Create the retry topic or the dead letter topic of a group, if it is missing, for a message to it.
+
+        A crash may lose a topic of `create_retry_topics`, but none that has messages: so it is in the file after this.
 
         Raises:
             DestinationError, StoreError: As `create_by_first_message`.
@@ -274,26 +275,29 @@ class TopicConfigs:
         self._create(topic, queue_nums, Perm.READ | Perm.WRITE)
 
     def create_retry_topics(self, groups: Iterable[SubscriptionGroupConfig]) -> None:
-        """Create the missing retry topics of *groups*, and write the table once.
+        """Create the missing retry topics of *groups*. They are written soon; see `create_group_topic`.
 
         Raises:
-            DestinationError, StoreError: As `create_by_first_message`.
+            DestinationError: A name is too long.
         """
         changes = {}
         for group in groups:
             topic, count = RETRY_TOPIC_PREFIX + group.group_name, group.retry_queue_nums
             if count > 0 and not self.table.has(topic):
                 changes[check_topic(topic)] = _settings(count, Perm.READ | Perm.WRITE)
-        self._create_all(changes)
+        if changes:
+            self.table.add_later(changes)
+            self._report_created(changes)
 
     def _create(self, topic: str, queue_nums: int, perm: int) -> None:
         if not self.table.has(topic):
-            self._create_all({topic: _settings(queue_nums, perm)})
+            changes = {topic: _settings(queue_nums, perm)}
+            self.table.update_all(changes)
+            self._report_created(changes)
+        elif not self.table.file.is_written(topic):
+            self.table.file.persist()
 
-    def _create_all(self, changes: dict[str, dict[str, int]]) -> None:
-        if not changes:
-            return
-        self.table.update_all(changes)
+    def _report_created(self, changes: dict[str, dict[str, int]]) -> None:
         topic, settings = next(iter(changes.items()))
         if len(changes) > 1:
             self.peer_log.log(INFO, "server.topics_created", count=len(changes), first=topic)

@@ -268,7 +268,8 @@ def test_a_client_with_many_groups_lets_other_threads_work_between_them(broker: 
     """A heartbeat with 300 new groups was one piece of work, beside which the I/O thread answered few requests."""
     was_locked: list[bool] = []
     core = core_of(broker, pause=lambda: was_locked.append(any(lock.locked() for lock in locks)))
-    locks = [core.clients._lock, core.groups._lock, core.topics.table._lock]
+    tables = (core.groups.file, core.topics.table.file)
+    locks = [core.clients._lock, *(lock for table in tables for lock in (table._lock, table._writing))]
     consumers = [ConsumerData(group_name=f"billing-{number}") for number in range(100)]
 
     core.registration.register(

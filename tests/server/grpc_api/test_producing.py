@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import grpc
@@ -305,6 +306,27 @@ def test_a_transaction_is_committed(server: Server, tool: GrpcTool) -> None:
 
     assert tool.end_transaction("orders", entry.transaction_id, COMMIT).status.code == Code.OK
     assert end_offset(server, "orders") == 1
+
+
+class EndedMeanwhile(OrderedDict[Any, Any]):
+    """Half messages that another thread ends after each look at their number."""
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        self.clear()
+        return count
+
+
+def test_the_memory_of_half_messages_is_full_and_other_threads_end_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mqtemplate.server.grpc_api.producing.OrderedDict", EndedMeanwhile)
+    monkeypatch.setattr("mqtemplate.server.grpc_api.producing._MAX_HALVES", 0)
+    with serving() as server, GrpcTool(server) as tool:
+        create_topic(server, "orders", "TRANSACTION")
+
+        [entry] = tool.send(half("orders", "id-1")).entries
+
+        assert entry.status.code == Code.OK
+        assert tool.end_transaction("orders", "id-1", COMMIT).status.code == Code.OK
 
 
 def test_a_transaction_is_rolled_back(server: Server, tool: GrpcTool) -> None:

@@ -23,6 +23,7 @@ from mqtemplate.remoting.protocol.bodies.group import (
     SubscriptionGroupConfig,
 )
 from mqtemplate.remoting.protocol.codes import PullSysFlag
+from mqtemplate.remoting.protocol.headers.message import ConsumerSendMsgBackRequestHeader
 from mqtemplate.server import BrokerServerSettings
 from mqtemplate.server.acl.callers import Callers
 from mqtemplate.server.requests.refusal import RefusedError
@@ -190,20 +191,54 @@ class LookedAt(dict[str, Any]):
 # --- what clients create ----------------------------------------------------------------------------
 
 
-def test_a_heartbeat_with_many_new_groups_writes_each_table_once(
+def test_many_new_groups_are_written_once_after_the_heartbeats(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It wrote both tables whole for each group: a thousand groups held a thread for minutes."""
+    """Both tables were written for each group, later for each heartbeat: the flushes held the sends of others."""
     files, written = serving.engine.store.store_files, []
     write = files.write_bytes
     monkeypatch.setattr(files, "write_bytes", lambda name, data: written.append(name) or write(name, data))
 
-    assert heartbeat(serving, serving.connection, **consumers(100, "orders")).code == ResponseCode.SUCCESS
+    for number in range(6):
+        joining = consumers(100, "orders", prefix=f"g-{number}")
+        assert heartbeat(serving, serving.connection, **joining).code == ResponseCode.SUCCESS
+    before, count = list(written), serving.engine.topics.queue_count("%RETRY%g-5-99")
+    write_tables(serving)
 
+    assert (before, count) == ([], 1)
     assert sorted(written) == ["config/subscriptionGroup.json", "config/topics.json"]
-    assert serving.engine.topics.queue_count("%RETRY%g-99") == 1
     stored = json.loads(files.read_bytes("config/subscriptionGroup.json") or b"")
-    assert len(stored["subscriptionGroupTable"]) == 100
+    assert len(stored["subscriptionGroupTable"]) == 600
+
+
+def test_a_retry_topic_is_written_before_its_first_message(serving: Serving) -> None:
+    """A crash may lose a group that has just joined, but no topic that has messages."""
+    sent = serving.send("orders")
+    assert sent is not None
+    heartbeat(serving, serving.connection, **consumers(2, "orders"))
+    before = topics_on_disk(serving)
+
+    header = ConsumerSendMsgBackRequestHeader(offset=0, group="g-0", delay_level=0)
+    sent_back = serving.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+    assert sent_back is not None
+    assert sent_back.code == ResponseCode.SUCCESS
+    assert "%RETRY%g-0" not in before
+    assert "%RETRY%g-0" in topics_on_disk(serving)
+
+
+def topics_on_disk(serving: Serving) -> set[str]:
+    stored = json.loads(serving.engine.store.store_files.read_bytes("config/topics.json") or b"")
+    return set(stored["topicConfigTable"])
+
+
+def test_the_groups_that_joined_are_in_the_file_when_the_server_has_stopped() -> None:
+    with Serving() as serving:
+        heartbeat(serving, serving.connection, **consumers(1, "orders"))
+        serving.server.stop()
+        stored = json.loads(serving.engine.store.store_files.read_bytes("config/subscriptionGroup.json") or b"")
+    assert list(stored["subscriptionGroupTable"]) == ["g-0"]
+    assert "%RETRY%g-0" in topics_on_disk(serving)  # written when the engine was closed
 
 
 def test_a_heartbeat_with_many_new_groups_looks_at_each_other_group_once(serving: Serving) -> None:
@@ -300,14 +335,35 @@ def test_what_a_full_disk_does_not_let_clients_create_does_not_count() -> None:
                 sent = serving.send("orders")
                 assert sent is not None
                 assert sent.code != ResponseCode.SUCCESS
-                assert heartbeat(serving, serving.connection, **consumers(2, "orders")).code != ResponseCode.SUCCESS
                 clock.move_ms(60_000)
 
         sent = serving.send("orders")
 
         assert sent is not None
         assert sent.code == ResponseCode.SUCCESS
-        assert heartbeat(serving, serving.connection, **consumers(4, "orders")).code == ResponseCode.SUCCESS
+
+
+def test_consumers_join_new_groups_while_the_disk_is_full() -> None:
+    """They were refused, and could not read what makes the disk full. The groups are written when it has space."""
+    with Serving(BrokerServerSettings(), EmbeddedBroker(None, None, VirtualClock())) as serving:
+        files = serving.engine.store.store_files
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "write_bytes", full_disk)
+            joined = heartbeat(serving, serving.connection, **consumers(2, "orders"))
+            for _ in range(2):
+                with pytest.raises(StoreFullError):
+                    write_tables(serving)
+        write_tables(serving)
+
+        assert joined.code == ResponseCode.SUCCESS
+        stored = json.loads(files.read_bytes("config/subscriptionGroup.json") or b"")
+        assert sorted(stored["subscriptionGroupTable"]) == ["g-0", "g-1"]
+
+
+def write_tables(serving: Serving) -> None:
+    """Let the service write that writes the tables five seconds after a change."""
+    serving.clock.move_ms(5_000)
+    serving.engine.engine.entry_writer.service.step()
 
 
 def full_disk(name: str, data: bytes) -> None:

@@ -37,6 +37,9 @@ class ClientIntervals:
     persist_consumer_offset_interval_ms: Annotated[int, Gt(0)] = 5_000
     """Milliseconds between two updates of the brokers' consumer offsets. Commits in between are collected."""
 
+    request_timeout_ms: Annotated[int, Gt(0)] = 3_000
+    """Milliseconds within which a broker or name server has to answer a request that has no timeout of its own."""
+
     pending_read_limit: Annotated[int, Gt(0)] = 100_000
     """Most delayed messages that one query of pending messages reads from a RocketMQ cluster; with more it fails."""
 
@@ -75,9 +78,6 @@ class RemoteSettings(ClientIntervals):
 
     connect_timeout_ms: int = 3_000
     """Longest time to open a connection."""
-
-    request_timeout_ms: int = 3_000
-    """Timeout of requests without a timeout of their own."""
 
     retry_times_when_send_failed: int = 2
     """Retries of a synchronous send, with another queue or broker, within its timeout."""

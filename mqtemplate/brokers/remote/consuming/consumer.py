@@ -86,6 +86,7 @@ class RemoteConsumer(Consumer):
         self._has_joined = False
         self._is_closed = False
         self._is_woken = False
+        self._has_wake = False  # a poll that did not wait was woken: the next one that would wait does not
         self._is_ordered = False  # set by its settings, or with the first lock
         self._takes_resets = False
         self._resets: dict[MessageQueue, int] = {}
@@ -244,10 +245,14 @@ class RemoteConsumer(Consumer):
                 raise BrokerClosedError(f"this member of group {self.spec.group!r} was closed")
             messages = self.pulls.take(max_count, without.union(self.locks.lost(), self._resets))
             left_s = deadline - time.monotonic()
-            if messages or left_s <= 0 or self._is_woken or self.context.clock.is_virtual:
-                self._is_woken = False
+            if messages or left_s <= 0 or self._is_woken or self._has_wake or self.context.clock.is_virtual:
+                self._end_wake(does_wait=wait_ms > 0)
                 return messages
             self.wake_event.wait(left_s)
+
+    def _end_wake(self, *, does_wait: bool) -> None:
+        if self._is_woken or does_wait:
+            self._is_woken, self._has_wake = False, not does_wait
 
     def _settle(self, without: frozenset[MessageQueue]) -> None:
         """Wait a moment for the first pulls of new queues, so that a poll after a rebalance has their messages."""
@@ -377,7 +382,7 @@ class RemoteConsumer(Consumer):
         self._position(locked)
         if locked:
             self.wake()
-        self._unlock_idle(locked - self._assignment)  # given up while the request was sent
+        self._unlock_idle((locked | self.locks.unanswered()) - self._assignment)  # given up while the request was sent
         return not self.locks.take_requested(self._assignment)
 
     def _unlock_idle(self, queues: Collection[MessageQueue]) -> None:

@@ -229,6 +229,9 @@ class HeldQueueLocks:
     A lock that was lost and is renewed stays lost for the caller until it requests the lock again: another member may
     have had it, and may have handled the messages that the caller polled before.
 
+    A request without an answer may be carried out later. So its queues are unlocked like locked ones when they are
+    given up; otherwise the next member would wait until the lock expires.
+
     Args:
         live_ms: 30 s in RocketMQ. A broker gives the lock to another member after 60 s.
     """
@@ -243,6 +246,7 @@ class HeldQueueLocks:
     _requested: set[MessageQueue] = field(default_factory=set, init=False)
     _released: set[MessageQueue] = field(default_factory=set, init=False)
     _regained: frozenset[MessageQueue] = field(default=frozenset(), init=False)  # lost and renewed, not requested again
+    _unanswered: set[MessageQueue] = field(default_factory=set, init=False)  # a broker may lock them yet
     _requesting: threading.Lock = field(default_factory=threading.Lock, init=False)
     _is_closed: bool = field(default=False, init=False)
 
@@ -315,9 +319,10 @@ class HeldQueueLocks:
             self._release([queue])
 
     def give_up(self, queues: Iterable[MessageQueue]) -> bool:
-        """Release the queues that are locked and that the caller has not taken; return False if there are none."""
+        """Release the queues that may be locked and that the caller has not taken; return False if there are none."""
         with self._lock:
-            idle = [queue for queue in queues if queue in self._renewed_ms and queue not in self._taken]
+            locked = self._renewed_ms.keys() | self._unanswered
+            idle = [queue for queue in queues if queue in locked and queue not in self._taken]
             self._release(idle)
             return bool(idle)
 
@@ -325,6 +330,11 @@ class HeldQueueLocks:
         self._ready.difference_update(queues)
         self._taken.difference_update(queues)
         self._released.update(queues)
+
+    def unanswered(self) -> frozenset[MessageQueue]:
+        """Return the queues whose lock request was not answered."""
+        with self._lock:
+            return frozenset(self._unanswered)
 
     def take_requested(self, assignment: Collection[MessageQueue]) -> list[MessageQueue]:
         """Return the queues that are requested; forget those that are not assigned."""
@@ -394,7 +404,9 @@ class HeldQueueLocks:
         with self._lock:
             for broker_name, locked in results.items():
                 if isinstance(locked, BrokerError):
+                    self._unanswered.update(requested[broker_name])
                     continue
+                self._unanswered.difference_update(requested[broker_name])
                 for queue in requested[broker_name]:
                     if queue in locked:
                         self._renewed_ms[queue] = requested_ms
@@ -430,9 +442,12 @@ class HeldQueueLocks:
         return regained, held <= locked
 
     def unlock(self, queues: Iterable[MessageQueue]) -> None:
-        """Unlock the queues in *queues* that are locked. At a broker that cannot be reached the locks expire."""
+        """Unlock the queues in *queues* that may be locked. At a broker that cannot be reached the locks expire."""
         with self._lock:
-            held = [queue for queue in queues if self._renewed_ms.pop(queue, None) is not None]
+            held = [
+                queue for queue in queues if self._renewed_ms.pop(queue, None) is not None or queue in self._unanswered
+            ]
+            self._unanswered.difference_update(held)
             self._ready.difference_update(held)
             self._taken.difference_update(held)
             self._regained -= frozenset(held)
@@ -443,7 +458,7 @@ class HeldQueueLocks:
         """Unlock all queues, and lock none any more. A request in another thread is awaited: it may lock some."""
         with self._requesting:
             self._is_closed = True
-            self.unlock(list(self._renewed_ms))
+            self.unlock({*self._renewed_ms, *self._unanswered})
 
 
 class CallerLocks:

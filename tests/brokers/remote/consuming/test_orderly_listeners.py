@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue as queues
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from mqtemplate.brokers.remote.consuming.consumer import RemoteConsumer
 from mqtemplate.brokers.remote.consuming.group_requests import GroupRequests, HeldQueueLocks
 from mqtemplate.brokers.remote.consuming.pulls import PullLoop
 from mqtemplate.converter import JsonMessageConverter
-from mqtemplate.errors import BrokerError
+from mqtemplate.errors import BrokerError, RemoteTimeoutError
 from mqtemplate.listener import ConsumeMode, ListenerContainer, ListenerRegistry, message_listener
 from mqtemplate.message import Message, MessageQueue
 from mqtemplate.remoting.protocol import RemotingCommand, RequestCode
@@ -156,6 +157,37 @@ def test_a_queue_that_is_given_up_while_it_is_being_locked_is_unlocked(
         eventually(is_given_up.is_set, "the queue is locked, and the member does not know it yet")
 
         eventually(lambda: is_locked_by_other(cluster, queue), "another member locks the queue")
+
+
+def test_a_queue_that_is_given_up_before_a_late_answer_to_its_lock_request_is_unlocked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker had locked it after the time limit of the request. The next member waited for a minute."""
+    unlocked: queues.Queue[MessageQueue] = queues.Queue()
+    with server() as cluster, client(cluster.address, tmp_path) as broker:
+        queue = one_queue(broker)
+        member = join(broker, "orders")
+        assert isinstance(member, RemoteConsumer)
+        lock, unlock = GroupRequests.lock, GroupRequests.unlock
+
+        def lock_late(requests: GroupRequests, by_broker: Any) -> dict[str, set[MessageQueue] | BrokerError]:
+            lock(requests, by_broker)
+            give_up_all(member)
+            return dict.fromkeys(by_broker, RemoteTimeoutError("no answer within 1s"))
+
+        def unlock_and_note(requests: GroupRequests, by_broker: Any) -> None:
+            unlock(requests, by_broker)
+            for each in by_broker.values():
+                for one in each:
+                    unlocked.put(one)
+
+        monkeypatch.setattr(RemoteConsumer, "rebalance", lambda member: None)  # the next one gives the queue back
+        monkeypatch.setattr(GroupRequests, "lock", lock_late)
+        monkeypatch.setattr(GroupRequests, "unlock", unlock_and_note)
+        assert not member.lock_soon(queue)
+
+        assert unlocked.get(timeout=PATIENCE_S) == queue
+        assert is_locked_by_other(cluster, queue)
 
 
 def test_a_queue_that_is_given_up_while_a_handler_runs_after_its_lock_was_regained_is_unlocked(
