@@ -171,6 +171,7 @@ def compare_with_reference(spark: SparkSession, store: str, body_size: int, coun
     report("the source, the same columns", count / ours.wall, "/s", "")
     report("  of the reference, wall", peer.wall / ours.wall, "x", ">= 0.75 (200 B), 0.8 (1 KiB)")
     report("  of the reference, CPU", peer.cpu / ours.cpu, "x", ">= 0.5 (200 B), 0.55 (1 KiB)")
+    report("read_table, the same columns", count / mapped.wall, "/s", "")
     report("a source that reads nothing, of the reference, wall", peer.wall / bare.wall, "x", "")
     report("  of the reference, CPU", peer.cpu / bare.cpu, "x", "")
     names = ("reference", "reads nothing", "the source", "the source, checkCrcs=false", "read_table")
