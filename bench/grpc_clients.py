@@ -270,7 +270,7 @@ class Receiver(Client):
             deliveries.append(delivery)
         for at, delivery in enumerate(deliveries):
             try:
-                self._handle(tool, delivery.body, delivery.handle)
+                self._end_delivery(tool, delivery.body, delivery.handle)
             except grpc.RpcError:
                 self._keep([(each.body, each.handle) for each in deliveries[at:]])
                 raise
@@ -280,7 +280,7 @@ class Receiver(Client):
         if self._is_renewed:
             self._left += interrupted
 
-    def _handle(self, tool: GrpcTool, body: str, handle: ReceiptHandle) -> None:
+    def _end_delivery(self, tool: GrpcTool, body: str, handle: ReceiptHandle) -> None:
         chance = self.chance.random()
         if self.world.is_draining or chance < 0.55:
             self._ack(tool, body, handle)

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any
 from wsgiref.util import setup_testing_defaults
 
@@ -318,7 +319,7 @@ def test_a_wsgi_framework_mounts_it(shop: Shop) -> None:
     assert json.loads(call("POST", "/listeners/bill", b'{"action": "pause"}'))["state"] == "paused"
     assert call("HEAD", "/health") == b""
     call("POST", "/listeners/bill", b"", 100_000)
-    assert answers == ["200 OK"] * 4 + ["413 Request Entity Too Large"]
+    assert answers == ["200 OK"] * 4 + [f"413 {HTTPStatus(413).phrase}"]  # it depends on the version of Python
 
 
 def test_an_asgi_framework_mounts_it(shop: Shop) -> None:

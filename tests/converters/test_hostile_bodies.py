@@ -181,7 +181,7 @@ def test_a_payload_that_readers_would_refuse_is_refused(depth: int) -> None:
         JsonMessageConverter().to_body(deep_list(depth))
 
 
-@pytest.mark.parametrize("payload", [cyclic(), deep_list(5_000)], ids=["cycle", "deep"])
+@pytest.mark.parametrize("payload", [cyclic(), deep_list(20_000)], ids=["cycle", "deep"])
 @pytest.mark.parametrize(
     "converter", [JsonMessageConverter(), MsgspecConverter(), MsgspecConverter("msgpack")], ids=repr
 )

@@ -55,7 +55,7 @@ def test_the_descriptors_are_read_during_the_import() -> None:
     program = """
 from pathlib import Path
 from mqtemplate.grpc_protos import protos
-del Path.read_bytes
+Path.read_bytes = None
 print(protos.Settings.DESCRIPTOR.full_name)
 """
     assert run_python(Path("/"), "-c", program).stdout == "apache.rocketmq.v2.Settings\n"

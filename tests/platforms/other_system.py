@@ -150,8 +150,7 @@ def become(system):
     pair = socket.socketpair
     _rules_of_windows()
     _hide(NOT_ON_WINDOWS)
-    if sys.version_info < (3, 12):
-        socket.socketpair = lambda: pair(1)  # AF_UNIX, which was its default
+    socket.socketpair = lambda: pair(1)  # AF_UNIX, its default where that exists
     socket.socket = WindowsSocket
     _hide_modules(MODULES)
 

@@ -87,7 +87,7 @@ class VirtualThread(threading.Thread):
         super().__init__(name="mqtemplate-virtual-consume", daemon=True)
         self._work = work
         self._on_end = on_end
-        self._context = copy_context()
+        self._of_caller = copy_context()
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
         self.outcome: Future[bool] = Future()
 
@@ -110,7 +110,7 @@ class VirtualThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.outcome.set_result(self._context.run(self._work))
+            self.outcome.set_result(self._of_caller.run(self._work))
         except BaseException as error:
             self.outcome.set_exception(error)
         finally:

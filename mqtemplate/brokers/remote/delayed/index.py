@@ -207,8 +207,12 @@ class PendingIndex:
 
     def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        try:
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        except BaseException:
+            db.close()
+            raise
         return db
 
     @contextmanager
