@@ -220,7 +220,6 @@ class PendingKeys:
     ) -> None:
         self._store = store
         self._delay_stores = delay_stores
-        self._topics = (*delay_stores,)
         self._timers = delay_stores[TIMER_TOPIC]
         self._replacements = replacements
         self._lookup = RecordLookup(store)
@@ -270,7 +269,9 @@ class PendingKeys:
             return found
         for physical_offset in found:
             record = self._lookup.at(physical_offset)
-            if record is not None and record.topic in (*self._topics, topic) and _has_pending_key(record, topic, key):
+            if record is None or (record.topic != topic and record.topic not in self._delay_stores):
+                continue
+            if _has_pending_key(record, topic, key):
                 return KeyedRecord(record.topic, physical_offset)
         return None
 
